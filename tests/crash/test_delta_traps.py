@@ -4,19 +4,24 @@ Compaction between two commits; a restore below the last committed epoch; a bran
 outcome is not known; two drivers that commit the same epoch; marks that the table forgets.
 """
 
+import json
 import logging
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 import penstock as pen
 from penstock.connectors.delta.commit import app_of
+from penstock.connectors.delta.sink import StagedEpoch
 from penstock.core.ids import Epoch, JobId, OperatorId, Subtask, TaskInfo
-from penstock.errors import ErrorCode, StateError
+from penstock.errors import ErrorCode, SchemaError, StateError
 from penstock.state.protocol.retention import Epochs
 from penstock.testing import CrashError, FaultMode, LocalJob
 from tests.builders.delta_job import DeltaJob, TableCalls, numbers_in
@@ -132,6 +137,50 @@ def test_rows_of_abandoned_epochs_that_were_compacted_are_told_by_a_warning(
     assert "rewritten or vacuumed" in caplog.text
     # They are twice in the table, as the warning says; nothing is lost.
     assert sorted(set(job.numbers())) == whole_epochs(ROUNDS)
+
+
+# Deletes row 0 of its file: a bitmap of 34 bytes, written into the log entry itself.
+VECTOR = {
+    "storageType": "i",
+    "pathOrInlineDv": "^Bg9^0rr910000000000iXQKl0rr91000005c8Xg00000",
+    "sizeInBytes": 34,
+    "cardinality": 1,
+}
+
+
+def delete_by_vector(folder: Path, epoch: int) -> None:
+    """Delete a row of each file of an epoch as another writer does, by a deletion vector."""
+    table = DeltaTable(str(folder))
+    entry = folder / "_delta_log" / f"{table.version() + 1:020}.json"
+    feature = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    actions: list[Any] = [
+        {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **feature}}
+    ]
+    for path in folder.glob(f"part-{epoch:010}-*.parquet"):
+        file = {"path": path.name, "dataChange": True, "size": path.stat().st_size}
+        values: dict[str, str] = {}
+        stats = json.dumps({"numRecords": pq.read_metadata(path).num_rows})
+        added = {**file, "partitionValues": values, "modificationTime": 0, "stats": stats}
+        actions += [
+            {"remove": {**file, "partitionValues": values, "deletionTimestamp": 0}},
+            {"add": {**added, "deletionVector": VECTOR}},
+        ]
+    entry.write_text("\n".join(map(json.dumps, actions)))
+
+
+def test_rows_that_a_deletion_vector_took_are_told_by_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = DeltaJob(tmp_path / "table")
+    job.run()
+    delete_by_vector(job.folder, 3)
+    job.run(restore=1)
+    assert "rows of the abandoned epochs 2 to" in caplog.text
+    assert "rewritten or vacuumed" in caplog.text
+    # Files of epoch 3 stay as the other writer left them, those of epoch 2 are taken out.
+    names = [Path(path).name for path in DeltaTable(str(job.folder)).file_uris()]
+    assert any(name.startswith("part-0000000003") for name in names)
+    assert not any(name.startswith("part-0000000002") for name in names)
 
 
 def test_a_branch_writes_under_an_app_of_its_own_and_skips_nothing(tmp_path: Path) -> None:
@@ -340,3 +389,41 @@ def test_a_table_that_is_deleted_while_the_job_runs_is_made_anew_with_a_warning(
     job.run(calls=calls)
     assert "is gone, to which this job has written" in caplog.text
     assert set(job.numbers()) == set(whole_epochs(ROUNDS)) - set(whole_epochs(1))
+
+
+def by_column(folder: Path, column: str, like: LocalJob | None = None) -> DeltaJob:
+    """Return a job that writes a table by a column, with the checkpoints of another one."""
+    job = DeltaJob(folder, {"partition_by": [column]})
+    if like is not None:
+        job.job = LocalJob(job.job.graph, registry=job.job.registry, store=like.store)
+    return job
+
+
+def test_an_epoch_that_waits_for_its_commit_is_not_committed_by_other_partitions(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "table"
+    first = by_column(folder, "day")
+    calls = TableCalls()
+
+    def die_before_the_table(name: str) -> None:
+        if name == "create":
+            raise CrashError(name)
+
+    calls.hook = die_before_the_table
+    with pytest.raises(CrashError):
+        first.run(calls=calls)
+    assert not DeltaTable.is_deltatable(str(folder))
+    other = by_column(folder, "n", first.job)
+    with pytest.raises(SchemaError, match=r"Start the job with partition_by=\['day'\]"):
+        other.run()
+    assert not DeltaTable.is_deltatable(str(folder))
+    # What the message says to do works.
+    first.run()
+    assert first.numbers() == whole_epochs(ROUNDS)
+    assert DeltaTable(str(folder)).metadata().partition_columns == ["day"]
+
+
+def test_commit_data_of_older_programs_have_the_partitions_of_the_sink() -> None:
+    given = msgspec.json.encode({"columns": "", "files": []})
+    assert msgspec.json.decode(given, type=StagedEpoch).partition_by is None

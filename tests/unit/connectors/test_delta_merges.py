@@ -134,6 +134,16 @@ def test_rows_that_are_no_changelog_cannot_be_merged(tmp_path: Path) -> None:
         pipeline.run_in_process("memory:")
 
 
+def test_merge_bytes_without_a_merge_is_refused_where_the_graph_is_built(
+    tmp_path: Path,
+) -> None:
+    pipeline = pen.Pipeline("plain")
+    rows = pipeline.read("rows", pen.list_source([{"n": 1}]))
+    rows.write("out", pen.delta(tmp_path / "table", merge_bytes=1 << 20))
+    with pytest.raises(SchemaError, match="merge_bytes= is for changelogs"):
+        pipeline.graph()
+
+
 def test_changes_that_are_merged_do_not_wait(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="are for rows that are appended"):
         counts(tmp_path / "table", ["a"], min_bytes=1_000)

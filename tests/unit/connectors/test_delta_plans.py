@@ -1,8 +1,10 @@
 """Pure decisions about Delta tables: log entries, reversals, places and watermarks."""
 
+import json
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,12 +12,14 @@ from hypothesis import strategies as st
 import penstock as pen
 from penstock.connectors.delta.actions import (
     AddedFile,
+    Mark,
     RemovedFile,
     Version,
     decode_version,
     read_bound,
 )
 from penstock.connectors.delta.client import to_client_options
+from penstock.connectors.delta.log import TableLog, entry_path
 from penstock.connectors.delta.planning import (
     Place,
     RowsAre,
@@ -28,6 +32,7 @@ from penstock.connectors.delta.planning import (
 from penstock.connectors.delta.reversal import plan_reversal
 from penstock.errors import CorruptStateError, UserError
 from penstock.operators.splits import SplitState
+from penstock.state.storage.memory import MemoryStore
 
 
 @given(
@@ -62,6 +67,24 @@ def test_a_reversal_says_which_versions_it_cannot_undo() -> None:
     assert "version(s) 7, 8" in plan.problem
 
 
+def test_files_with_deletion_vectors_are_rewritten_by_others() -> None:
+    vector = msgspec.Raw(b'{"storageType": "u"}')
+    later = Version(9, (AddedFile("f", 1),))  # another writer has deleted rows of it since
+    plan = plan_reversal([later], {"f"}, lambda _: True, vectored={"f"})
+    assert (plan.added, plan.removed) == ((), ())
+    assert "version(s) 9" in (plan.problem or "")
+    back = Version(8, (), (RemovedFile("f", size=1),))  # and this one it had added again
+    plan = plan_reversal([back], {"f"}, lambda _: True, vectored={"f"})
+    assert "version(s) 8" in (plan.problem or "")
+    for own in (
+        Version(7, (AddedFile("f", 1, deletion_vector=vector),)),
+        Version(7, (), (RemovedFile("g", size=1, deletion_vector=vector),)),
+    ):
+        plan = plan_reversal([own], {"f"}, lambda _: True)
+        assert (plan.added, plan.removed) == ((), ())
+        assert "version(s) 7" in (plan.problem or "")
+
+
 def test_what_only_moves_rows_is_not_reversed() -> None:
     moved = Version(
         3,
@@ -70,6 +93,44 @@ def test_what_only_moves_rows_is_not_reversed() -> None:
     )
     plan = plan_reversal([moved], {"new"}, lambda _: True)
     assert (plan.added, plan.removed, plan.problem) == ((), (), None)
+
+
+def a_log(*marks: dict[str, object]) -> TableLog:
+    """Return a log with a version for each mark, from version 0 on."""
+    entries = {
+        entry_path(number): json.dumps({"commitInfo": {"penstock": mark}}).encode()
+        for number, mark in enumerate(marks)
+    }
+    return TableLog(MemoryStore(entries))
+
+
+def mark(epoch: int, **more: object) -> dict[str, object]:
+    return {"app": "a", "epoch": epoch, **more}
+
+
+def numbers_of(log: TableLog, newest: int, epochs: tuple[int, int]) -> list[int]:
+    versions, is_whole = log.read_marked(newest, "a", epochs)
+    assert is_whole
+    return [version.number for version in versions]
+
+
+def test_a_version_that_undoes_is_undone_with_the_epoch_it_undoes_for() -> None:
+    # Epoch 2 was restored, then 4 and 5 were undone for epoch 6.
+    log = a_log(mark(2), mark(4), mark(5), mark(5, undoes_for=6), mark(6))
+    assert numbers_of(log, 4, (6, 7)) == [4, 3]
+    assert numbers_of(log, 4, (5, 7)) == [4, 3, 2]
+    assert numbers_of(log, 4, (3, 7)) == [4, 3, 2, 1]
+    assert numbers_of(log, 4, (7, 8)) == []
+    # Before its merge epoch 6 finds its own undoing, which cancels what is to be undone.
+    assert numbers_of(log, 3, (3, 6)) == [3, 2, 1]
+
+
+def test_marks_without_it_are_read_and_written_as_before() -> None:
+    log = a_log(mark(2), mark(4), mark(5), mark(5), mark(6))
+    assert numbers_of(log, 4, (6, 7)) == [4]
+    assert numbers_of(log, 4, (5, 7)) == [4, 3, 2]
+    assert numbers_of(log, 3, (3, 6)) == [3, 2, 1]
+    assert msgspec.to_builtins(Mark("a", 6)) == mark(6)
 
 
 def test_a_log_entry_that_is_none_is_named_with_its_line() -> None:

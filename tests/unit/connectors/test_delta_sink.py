@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +18,15 @@ from deltalake import DeltaTable, Field, Schema, write_deltalake
 import penstock as pen
 from penstock.connectors.delta.columns import to_delta_type
 from penstock.errors import UserError
-from penstock.testing import CUT, LocalJob, ScriptedSource
+from penstock.testing import (
+    CUT,
+    CrashError,
+    Fault,
+    FaultMode,
+    LocalJob,
+    OperatorHarness,
+    ScriptedSource,
+)
 from tests.builders.graphs import schema_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -225,6 +234,69 @@ def test_rows_that_wait_are_visible_when_the_job_stops_and_after_a_restart(
     assert [row["n"] for row in table_of(tmp_path / "table")] == list(range(6))
 
 
+@pytest.mark.parametrize(
+    ("options", "kind", "value"),
+    [
+        ({"partition_by": ["x"]}, pa.string(), "x" * 400),
+        ({"partition_by": ["x"]}, pa.string(), "ü" * 50),
+        ({"partition_by": ["x"]}, pa.timestamp("us"), 1 << 60),
+        ({}, pa.timestamp("s"), 2**62),
+        ({}, pa.list_(pa.timestamp("s")), [2**62]),
+        ({}, pa.date64(), 2**62),
+    ],
+    ids=["long", "long when escaped", "no folder", "far", "far in a list", "far day"],
+)
+def test_a_row_that_no_table_can_hold_fails_its_own_epoch_and_does_not_wait(
+    tmp_path: Path, options: dict[str, Any], kind: pa.DataType, value: object
+) -> None:
+    spec = pen.delta(tmp_path / "table", visible_after="1h", **options).sink_spec()
+    schema = pa.schema([("n", pa.int64()), ("x", kind)])
+    with OperatorHarness(spec, schema) as harness:
+        harness.push(pa.record_batch([[1], pa.array([None], kind)], schema=schema))
+        harness.barrier()
+        harness.push(pa.record_batch([[2], pa.array([value], kind)], schema=schema))
+        with pytest.raises(UserError):
+            harness.barrier()
+        # What waits is not affected: the rows before it become visible.
+        harness.end()
+        harness.commit()
+    assert [row["n"] for row in table_of(tmp_path / "table")] == [1]
+
+
+# ---- tables that are gone
+
+
+def test_a_table_that_is_deleted_while_the_job_is_stopped_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = in_many_epochs(tmp_path / "table", 4)
+    job.run(epochs=2)
+    shutil.rmtree(tmp_path / "table")
+    assert "is gone" not in caplog.text
+    job.run()
+    assert caplog.text.count("is gone, to which this job has written since epoch 1") == 1
+    assert [row["n"] for row in table_of(tmp_path / "table")] == [2, 3]
+
+
+def test_a_table_that_a_job_has_not_made_yet_is_not_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The first epoch is acknowledged, and the process dies before its commit.
+    job = in_many_epochs(tmp_path / "table", 3)
+    dies = Fault(FaultMode.CRASH_AFTER, operation="create", path="*/0000000001.record")
+    with pytest.raises(CrashError):
+        job.run(dies)
+    assert not (tmp_path / "table" / "_delta_log").exists()
+    job.run(epochs=1)
+    # Then the sink writes to another table.
+    other = in_many_epochs(tmp_path / "other", 3)
+    other.store = job.store
+    other.run()
+    assert "is gone" not in caplog.text
+    found = table_of(tmp_path / "table") + table_of(tmp_path / "other")
+    assert [row["n"] for row in found] == [0, 1, 2]
+
+
 # ---- tables that are there
 
 
@@ -273,6 +345,22 @@ def test_another_type_is_refused(tmp_path: Path) -> None:
         [{"n": "x"}],
         None,
     )
+
+
+def test_properties_that_a_table_has_otherwise_are_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = {"delta.appendOnly": "true", "delta.checkpointInterval": "7"}
+    a_table(tmp_path / "table", configuration=there)
+    asked = {"delta.appendOnly": "true", "delta.checkpointInterval": "9"}
+    write(tmp_path / "table", ROWS, SCHEMA, properties=asked)
+    assert "delta.checkpointInterval is '7', and '9' is asked for. Change" in caplog.text
+    assert "delta.appendOnly" not in caplog.text
+    assert caplog.text.count("properties=") == 1
+    caplog.clear()
+    write(tmp_path / "new", ROWS, SCHEMA, job="new", properties=asked)
+    write(tmp_path / "new", ROWS, SCHEMA, job="again", properties=asked)
+    assert "properties=" not in caplog.text
 
 
 def test_a_column_that_may_not_be_null_is_heeded(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 A version is a file of JSON lines, each of them one action:
 
-    {"commitInfo": …}   who made it; ours also hold `penstock`: the app id and the epoch
+    {"commitInfo": …}   who made it; ours also hold `penstock`: see `Mark`
     {"metaData": …}     the table's id, schema, partitioning and properties; only if they change
     {"protocol": …}     what a reader must be able to do; only if it changes
     {"add": …}          a data file that is a part of the table from this version on
@@ -21,6 +21,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from penstock.connectors.files.committed import EpochRange
 from penstock.errors import CorruptStateError, ErrorCode, UserError
 
 PartitionValues = Mapping[str, str | None]
@@ -37,11 +38,30 @@ READABLE_FEATURES = frozenset(
 """What tables may ask of their readers; what else they ask changes how data files are read."""
 
 
-class Mark(msgspec.Struct, frozen=True):
+class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a version says about the epoch that it holds: stored in its `commitInfo`."""
 
     app: str
     epoch: int
+    """The epoch that the version records as committed."""
+    undoes_for: int | None = None
+    """The epoch before whose merge the version undoes abandoned ones; None if it undoes none, or
+    merges or appends rows, too. Versions of older programs that only undo do not have it."""
+
+    @property
+    def belongs_to(self) -> int:
+        """The epoch with which the version is undone, if that one is abandoned."""
+        return self.epoch if self.undoes_for is None else self.undoes_for
+
+    def is_undone_after(self, epochs: EpochRange) -> bool:
+        """Return whether the first epoch after a restore, which abandoned these, undoes it.
+
+        That epoch is the end of the range. If it has undone abandoned epochs already, and died
+        before its merge, that is undone, too: both cancel out, and there is nothing left to do.
+        """
+        start, end = epochs
+        is_own = self.undoes_for == end
+        return start <= self.belongs_to < end or is_own
 
 
 class _Action(msgspec.Struct, frozen=True, rename="camel"):

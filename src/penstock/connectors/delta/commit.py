@@ -22,7 +22,7 @@ of abandoned epochs in the same transaction: see `reversal`.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -39,11 +39,15 @@ from penstock.errors import (
     SchemaError,
     StateError,
     UnknownOutcomeError,
+    hide_secrets,
 )
 from penstock.operators.context import StartContext
+from penstock.state.tables.specs import TableSpec, global_table
 
 _ATTEMPTS = 20
 """How often a commit is tried that other writers overtake; each time one of them has succeeded."""
+WRITTEN = "written"
+"""The table of the sink's state that tells to which Delta tables it has written."""
 _RETENTION = "delta.setTransactionRetentionDuration"
 
 _log = logging.getLogger(__name__)
@@ -126,7 +130,7 @@ class EpochCommit:
         table = self._tables.open()
         if table is None:
             if self._is_known:
-                warn_of_lost_table(self._tables.url, self._epoch)
+                warn_of_lost_table(self._tables.url, f"before epoch {self._epoch}")
             rules = self._rules
             self._tables.create(rules.columns, rules.partition_by, rules.properties)
             return False
@@ -146,6 +150,27 @@ class EpochCommit:
                 return True
             raise
 
+    def check_partitions(self, staged_by: tuple[str, ...]) -> None:
+        """Refuse to commit files of other partitions than the sink has now.
+
+        A commit that was left open is carried out by the next driver, whose program may say
+        something else. The values of one column would then be taken for those of another.
+        """
+        partition_by = self._rules.partition_by
+        if staged_by == partition_by:
+            return
+        table = self._tables.open()
+        if table is not None and self._is_recorded(table):
+            return
+        problem = (
+            f"epoch {self._epoch} is acknowledged and not yet committed, and its files are "
+            f"partitioned by {list(staged_by)}; the sink has partition_by={list(partition_by)} "
+            f"now. Nothing was changed. Start the job with partition_by={list(staged_by)}, which "
+            "commits the epoch, and write to another table for other partitions; or restore an "
+            "earlier epoch, whose rows are written again"
+        )
+        raise misfit(self._tables.url, [problem])
+
     def _is_recorded(self, table: OpenTable) -> bool:
         return decide_is_recorded(table.recorded_epoch(self._marks[0].app), self._epoch)
 
@@ -157,15 +182,38 @@ class EpochCommit:
         return missing
 
 
-def warn_of_lost_table(url: str, epoch: Epoch) -> None:
-    """Warn that the table to which this driver has committed before is gone."""
+def warn_of_lost_table(url: str, when: str) -> None:
+    """Warn that a table is gone to which the job has committed; `when` it has done so."""
     _log.warning(
-        "the Delta table %s is gone, to which this job has written before epoch %s. A new one is "
+        "the Delta table %s is gone, to which this job has written %s. A new one is "
         "made; the rows of earlier epochs are not in it. Go back to an earlier epoch (restore=) to "
         "have them written again",
         url,
-        epoch,
+        when,
     )
+
+
+def written_table() -> TableSpec:
+    """Declare the table that tells which Delta tables the sink has written to, since which epoch.
+
+    The names are those of `name_of_written`.
+    """
+    return global_table(WRITTEN, str, int)
+
+
+def name_of_written(url: str) -> str:
+    """Return the name of a Delta table in the sink's state, where no secret may be."""
+    return hide_secrets(url)
+
+
+def _check_lost(url: str, ctx: StartContext) -> None:
+    """Warn of a table that is not there if the job has committed to it.
+
+    The last epoch of the job may still wait for its commit. All before it are committed.
+    """
+    since = ctx.read_global(written_table()).get(name_of_written(url))
+    if since is not None and since < ctx.read_last_epoch():
+        warn_of_lost_table(url, f"since epoch {since}")
 
 
 def find_problems(
@@ -193,15 +241,45 @@ def misfit(url: str, problems: Sequence[str]) -> SchemaError:
     )
 
 
+def find_other_properties(
+    wanted: Mapping[str, str | None], configuration: Mapping[str, str | None]
+) -> list[str]:
+    """Return the properties whose values in a table are not those that the sink would give it.
+
+    >>> find_other_properties({"delta.a": "1", "delta.b": "2"}, {"delta.a": "1"})
+    ["delta.b is not set, and '2' is asked for"]
+    """
+    others = []
+    for name, value in sorted(wanted.items()):
+        found = configuration.get(name)
+        if found != value:
+            there = "not set" if found is None else repr(found)
+            asked = "no value" if value is None else repr(value)
+            others.append(f"{name} is {there}, and {asked} is asked for")
+    return others
+
+
 def check_start(tables: DeltaTables, rules: TableRules, ctx: StartContext) -> None:
     """Refuse a start whose epochs the table could not take; it changes nothing."""
     table = tables.open()
     if table is None:
+        _check_lost(tables.url, ctx)
         return
     problems, _ = find_problems(table, rules)
     if problems:
         raise misfit(tables.url, problems)
-    kept = table.metadata.configuration.get(_RETENTION)
+    configuration = table.metadata.configuration
+    others = find_other_properties(rules.properties, configuration)
+    if others:
+        _log.warning(
+            "the Delta table %s is there already, and properties= is for a table that the sink "
+            "creates. These stay as they are: %s. Change them at the table, as with "
+            "DeltaTable(…).alter.set_table_properties(…), or leave them out",
+            tables.url,
+            ", ".join(others),
+            extra={"job": str(ctx.task.job), "operator": str(ctx.task.operator)},
+        )
+    kept = configuration.get(_RETENTION)
     if kept is not None:
         _log.warning(
             "the Delta table %s forgets which epochs it has after %s (%s). A commit that is left "

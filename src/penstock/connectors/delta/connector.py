@@ -15,7 +15,6 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.connectors.delta.actions import check_readable
-from penstock.connectors.delta.merging import DEFAULT_MERGE_BYTES
 from penstock.connectors.delta.planning import Rewrites
 from penstock.connectors.delta.sink import MODES, DeltaSinkConfig, WriteMode
 from penstock.connectors.delta.source import DeltaSourceConfig, no_table
@@ -265,9 +264,7 @@ class DeltaSpec:
             target_bytes=default if self.target_bytes is None else self.target_bytes,
             min_bytes=self.min_bytes,
             visible_after_micros=self.visible_after_micros,
-            merge_bytes=DEFAULT_MERGE_BYTES
-            if self.merge_bytes is None
-            else self.merge_bytes,
+            merge_bytes=self.merge_bytes,
             store_options=plain_options(self.store_options),
         )
         return config.to_operator_spec()

@@ -50,12 +50,12 @@ class TableLog:
     def read_marked(
         self, newest: int, app: str, epochs: EpochRange
     ) -> tuple[list[Version], bool]:
-        """Return the versions of an app's epochs in a range, newest first, and whether all are.
+        """Return what is to be undone of an app after a restore, newest first, and whether it is all.
 
-        The log is read backwards from a version, up to the first one of an earlier epoch of the
-        app. Where an entry was cleaned up before that, some may be missing.
+        `epochs` are those that the restore abandoned. The log is read backwards from a version, up
+        to the first one of an earlier epoch of the app. Where an entry was cleaned up before that,
+        some may be missing.
         """
-        start, end = epochs
         found: list[Version] = []
         for number in range(newest, -1, -1):
             version = self.read(number)
@@ -64,9 +64,9 @@ class TableLog:
             mark = version.info.penstock
             if mark is None or mark.app != app:
                 continue
-            if mark.epoch < start:
+            if mark.belongs_to < epochs[0]:
                 break
-            if mark.epoch < end:
+            if mark.is_undone_after(epochs):
                 found.append(version)
         return found, True
 

@@ -8,8 +8,18 @@ order of changes does not matter.
 
 A merge looks at the whole table as it is: if another writer changes it meanwhile, the merge fails
 with a conflict and is made again. After a restore the versions of abandoned epochs are undone by a
-version of their own before the first merge; see `reversal`. It records the last abandoned epoch,
-so a driver that dies in between finds it among the versions to undo, and both cancel out.
+version of their own before the first merge; see `reversal`:
+
+    version    5          6          7                      8          9
+    did        epoch 4    epoch 5    undoes epochs 3 to 5   epoch 6    undoes 8 and 7,
+                                     for epoch 6                       for epoch 7
+    records    4          5          5                      6          6
+
+    after version 6 epoch 2 is restored, and after version 8 epoch 5
+
+A version that undoes records the epoch before, because its own is not merged yet. It belongs to
+the epoch for which it undoes, and says so in its mark: with that epoch it is undone. A driver that
+dies between the two finds the first among the versions to undo, and both cancel out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,8 +102,7 @@ def merge(
     def carry_out(table: OpenTable, marks: Sequence[Mark]) -> CommitOutcome:
         undone = find_reversed(table)
         if undone.problem is None and (undone.added or undone.removed):
-            before = [msgspec.structs.replace(mark, epoch=mark.epoch - 1) for mark in marks]
-            table.commit(undone.added, undone.removed, before)
+            table.commit(undone.added, undone.removed, [to_undoing(mark) for mark in marks])
             return CommitOutcome.CONFLICT  # what is merged into must be opened again
         if not files:
             return CommitOutcome.DONE  # the end of a job without rows: there is a table
@@ -109,6 +118,15 @@ def merge(
             raise
 
     return carry_out
+
+
+def to_undoing(mark: Mark) -> Mark:
+    """Return the mark of the version that undoes abandoned epochs before an epoch is merged.
+
+    >>> to_undoing(Mark("app", 6))
+    Mark(app='app', epoch=5, undoes_for=6)
+    """
+    return msgspec.structs.replace(mark, epoch=mark.epoch - 1, undoes_for=mark.epoch)
 
 
 def _noting(

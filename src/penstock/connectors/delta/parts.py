@@ -18,11 +18,18 @@ from typing_extensions import override
 
 from penstock.connectors.delta.actions import AddedFile, to_stat
 from penstock.connectors.delta.table import to_partition_texts
-from penstock.connectors.files.names import LONGEST_SEGMENT, NULL_PARTITION, Partition
+from penstock.connectors.files.names import (
+    LONGEST_SEGMENT,
+    NULL_PARTITION,
+    Partition,
+    PartNames,
+    split_rows,
+)
 from penstock.connectors.files.output.open_parts import OpenParts
 from penstock.connectors.files.output.staging import create_staged
 from penstock.core.arrow_types import relay
 from penstock.errors import ErrorCode, UserError
+from penstock.operators.context import OperatorContext
 from penstock.state.storage.object_store import is_object_path
 
 _STATISTICS = (
@@ -57,36 +64,18 @@ class EpochParts(OpenParts[StagedFile]):
         """Add rows of any layout; files that become full are uploaded."""
         super().add(to_columns(batch, self._schema), epoch)
 
-    def _values_of(self, partition: Partition) -> tuple[str | None, ...]:
-        """Return the values of a folder's partition as Delta writes them into its log."""
-        values = []
-        for name, text in zip(self._partition_by, partition, strict=True):
-            kind: Any = self._schema.field(name).type
-            values += to_partition_texts(pa.array([text], pa.string()).cast(kind))
-        return tuple(values)
-
     @override
     def _stage(self, partition: Partition) -> StagedFile:
-        values = self._values_of(partition)
+        values = values_of(self._partition_by, partition, self._schema)
         path = self._path_in(folder_of(self._partition_by, values))
-        longest = max(map(len, path.split("/")))
-        if longest > LONGEST_SEGMENT or not is_object_path(path):
-            raise UserError(
-                f"rows cannot be written by partition_by: the values {values!r:.200} make "
-                f"names of folders that are too long ({longest} bytes, and {LONGEST_SEGMENT} is "
-                "the most). Shorten the value before the sink, or partition by another column",
-                code=ErrorCode.INVALID_NAME,
-                path=path,
-            )
+        _check_path(path, values)
         part, data = self._close(partition)
         create_staged(self._store, path, data, others="such names")
         stats = read_statistics(data, self._file_schema)
         return StagedFile(path, part.rows, len(data), values, stats)
 
     def _path_in(self, folder: str) -> str:
-        """Return the final name of a data file: that of the files sink, and the attempt."""
-        final = self._names.of_file(len(self._files), folder)[1]
-        return f"{final.removesuffix('.parquet')}-{self.attempt}.parquet"
+        return path_of(self._names, len(self._files), folder)
 
 
 class ChangeParts(EpochParts):
@@ -95,6 +84,52 @@ class ChangeParts(EpochParts):
     @override
     def _path_in(self, folder: str) -> str:
         return self._names.of_file(len(self._files), folder)[0]
+
+
+def check_rows(
+    batch: pa.RecordBatch,
+    ctx: OperatorContext,
+    schema: pa.Schema,
+    partition_by: Sequence[str],
+) -> None:
+    """Raise `UserError` for rows that no data file could hold; `schema` is that of the table.
+
+    Rows that wait are acknowledged before a file is written: such a row could then neither be
+    written nor be mended.
+    """
+    names = PartNames(ctx.task, ctx.generation, ctx.epoch, ctx.attempt, "parquet")
+    for partition, _ in split_rows(to_columns(batch, schema), partition_by):
+        values = values_of(partition_by, partition, schema)
+        _check_path(path_of(names, 0, folder_of(partition_by, values)), values)
+
+
+def _check_path(path: str, values: Sequence[str | None]) -> None:
+    longest = max(map(len, path.split("/")))
+    if longest > LONGEST_SEGMENT or not is_object_path(path):
+        raise UserError(
+            f"rows cannot be written by partition_by: the values {values!r:.200} make "
+            f"names of folders that are too long ({longest} bytes, and {LONGEST_SEGMENT} is "
+            "the most). Shorten the value before the sink, or partition by another column",
+            code=ErrorCode.INVALID_NAME,
+            path=path,
+        )
+
+
+def path_of(names: PartNames, number: int, folder: str) -> str:
+    """Return the final name of a data file: that of the files sink, and the attempt."""
+    final = names.of_file(number, folder)[1]
+    return f"{final.removesuffix('.parquet')}-{names.token}.parquet"
+
+
+def values_of(
+    columns: Sequence[str], partition: Partition, schema: pa.Schema
+) -> tuple[str | None, ...]:
+    """Return the values of a folder's partition as Delta writes them into its log."""
+    values: list[str | None] = []
+    for name, text in zip(columns, partition, strict=True):
+        kind: Any = schema.field(name).type
+        values += to_partition_texts(pa.array([text], pa.string()).cast(kind))
+    return tuple(values)
 
 
 def folder_of(columns: Sequence[str], values: Sequence[str | None]) -> str:
@@ -113,23 +148,24 @@ def to_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return rows in types of Delta that hold the same values."""
     if batch.schema.equals(schema):
         return batch
-    columns = []
-    for column, wanted in zip(batch.columns, schema, strict=True):
-        if pa.types.is_timestamp(wanted.type) or pa.types.is_date(wanted.type):
-            columns.append(_to_time(column, wanted.type))
-        else:
-            columns.append(relay(column, wanted.type))
+    columns = [
+        _to_type(column, wanted)
+        for column, wanted in zip(batch.columns, schema, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _to_time(column: Any, kind: Any) -> Any:
+def _to_type(column: Any, wanted: "pa.Field[Any]") -> Any:
+    kind: Any = wanted.type
+    is_time = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
     try:
-        return column.cast(kind)
+        return column.cast(kind) if is_time else relay(column, kind)
     except pa.ArrowInvalid as error:
         raise UserError(
-            f"a time cannot be written to a Delta table, where times are in microseconds: {error}. "
-            "Change it before the sink",
+            f"a value of column {wanted.name!r} cannot be written to a Delta table, where times "
+            f"are in microseconds and days in 32 bits: {error}. Change it before the sink",
             code=ErrorCode.VALUE_OUT_OF_RANGE,
+            column=wanted.name,
         ) from error
 
 

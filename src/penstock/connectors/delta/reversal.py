@@ -11,7 +11,9 @@ again under new numbers. The log tells which versions are of these epochs, and w
 The undoing is a part of the first commit after the restore, so it is done once or not at all. What
 a version added is removed, and what it removed is added again: so a restore can be undone by
 another one. Files of epoch 3 in the picture were rewritten by a compaction: which rows of the new
-file were theirs cannot be told. Then the user is warned, with the versions, and decides.
+file were theirs cannot be told. Then the user is warned, with the versions, and decides. So it is if
+another writer has deleted rows of a file by a deletion vector: neither removing the file nor adding
+it again would leave the table as it was.
 
 `plan_reversal` is pure.
 """
@@ -31,14 +33,29 @@ _log = logging.getLogger(__name__)
 
 
 def plan_reversal(
-    versions: Iterable[Version], active: Collection[str], is_there: Callable[[str], bool]
+    versions: Iterable[Version],
+    active: Collection[str],
+    is_there: Callable[[str], bool],
+    *,
+    vectored: Collection[str] = (),
 ) -> Reversal:
-    """Return what undoes these versions, the newest first, in a table with these files."""
+    """Return what undoes these versions, the newest first, in a table with these files.
+
+    Of the files that are `active`, those that are `vectored` have a deletion vector.
+    """
+
+    def is_altered(file: AddedFile | RemovedFile) -> bool:
+        return file.has_deleted_rows or file.path in vectored
+
     added: dict[str, AddedFile] = {}
     removed: dict[str, RemovedFile] = {}
     rewritten: list[int] = []
     for version in versions:
-        for file in version.new_files:
+        new = [file for file in version.new_files if not is_altered(file)]
+        lost = [file for file in version.lost_files if not is_altered(file)]
+        if len(new) + len(lost) < len(version.new_files) + len(version.lost_files):
+            rewritten.append(version.number)
+        for file in new:
             if file.path in added:
                 del added[file.path]
             elif file.path in active:
@@ -47,7 +64,7 @@ def plan_reversal(
                 )
             else:
                 rewritten.append(version.number)
-        for gone in version.lost_files:
+        for gone in lost:
             if gone.path in removed:
                 del removed[gone.path]
             elif gone.path in active:
@@ -61,8 +78,8 @@ def plan_reversal(
     if rewritten:
         listed = ", ".join(map(str, sorted(set(rewritten))))
         problem = (
-            f"files of version(s) {listed} were rewritten or vacuumed since, so their rows cannot "
-            "be told apart from others"
+            f"files of version(s) {listed} were rewritten or vacuumed since, or have a deletion "
+            "vector, so their rows cannot be told apart from others"
         )
     return Reversal(tuple(added.values()), tuple(removed.values()), problem)
 
@@ -79,11 +96,17 @@ def reversing(
 
     def find(table: OpenTable) -> Reversal:
         recorded = table.recorded_epoch(app) if ranges else None
-        if recorded is None or recorded < ranges[0][0]:
+        # A version that only undoes records the epoch before the one it belongs to.
+        if recorded is None or recorded + 1 < ranges[0][0]:
             return Reversal()
         versions, is_whole = TableLog(store).read_marked(table.version, app, ranges[0])
-        active = {file.path for file in table.files()}
-        planned = plan_reversal(versions, active, lambda path: store.size(path) is not None)
+        files = table.files()
+        planned = plan_reversal(
+            versions,
+            {file.path for file in files},
+            lambda path: store.size(path) is not None,
+            vectored={file.path for file in files if file.has_deleted_rows},
+        )
         problem = planned.problem
         if (
             table.metadata.configuration.get("delta.appendOnly") == "true"

@@ -28,12 +28,15 @@ from penstock.connectors.delta.columns import (
     to_delta_schema,
 )
 from penstock.connectors.delta.commit import (
+    WRITTEN,
     EpochCommit,
     TableRules,
     app_of,
     append,
     check_start,
     misfit,
+    name_of_written,
+    written_table,
 )
 from penstock.connectors.delta.merging import (
     DEFAULT_MERGE_BYTES,
@@ -42,7 +45,12 @@ from penstock.connectors.delta.merging import (
     merge,
     to_merged,
 )
-from penstock.connectors.delta.parts import ChangeParts, EpochParts, StagedFile
+from penstock.connectors.delta.parts import (
+    ChangeParts,
+    EpochParts,
+    StagedFile,
+    check_rows,
+)
 from penstock.connectors.delta.reversal import reversing
 from penstock.connectors.delta.table import CommitOutcome, DeltaTables, OpenTable
 from penstock.connectors.files.committed import EpochRange, schema_of, schema_text
@@ -65,6 +73,7 @@ from penstock.operators.context import (
 )
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
+from penstock.state.tables.specs import TableSpec
 
 WriteMode = Literal["append", "merge"]
 MODES = ("append", "merge")
@@ -81,6 +90,9 @@ class StagedEpoch(msgspec.Struct, frozen=True):
     """The key by which changes are merged; None if rows are appended."""
     abandoned: tuple[EpochRange, ...] = ()
     """The epochs before this one that it does not descend from."""
+    partition_by: tuple[str, ...] | None = None
+    """The columns whose values made the folders of the files. None if changes are to be merged,
+    which have no folders; and in commit data of older programs: they are those of the sink."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -104,8 +116,8 @@ class DeltaSinkConfig(PartsConfig):
     """Rows that are appended wait until about so many bytes of them do."""
     visible_after_micros: int | None = None
     """Rows that are appended wait no longer than this."""
-    merge_bytes: int = DEFAULT_MERGE_BYTES
-    """How much memory a merge may use before it writes to the disk."""
+    merge_bytes: int | None = None
+    """How much memory a merge may use before it writes to the disk; None leaves it to the sink."""
     store_options: Mapping[str, Any] = field(default_factory=dict)
     """What `open_store` takes for the store's kind."""
 
@@ -115,7 +127,7 @@ class DeltaSinkConfig(PartsConfig):
         if self.mode is not None and self.mode not in MODES:
             problems.append(f"mode is {self.mode!r}: use 'append' or 'merge'")
         problems += self.find_parts_problems()
-        if self.merge_bytes < 1:
+        if self.merge_bytes is not None and self.merge_bytes < 1:
             problems.append(f"merge_bytes is {self.merge_bytes}: use at least 1")
         if problems:
             raise UserError(
@@ -172,6 +184,10 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
                 problems=tuple(problems),
             )
 
+    @override
+    def tables(self) -> Sequence[TableSpec]:
+        return [*super().tables(), written_table()]
+
     def _find_problems(self, stream: StreamSchema) -> list[str]:
         merges, schema = self.config.merges(stream), stream.arrow
         problems = find_merge_problems(stream) if merges else []
@@ -179,6 +195,11 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
             problems.append(
                 "min_bytes and visible_after are for rows that are appended: changes are merged "
                 "once per epoch. Leave them out, and choose a trigger with longer epochs"
+            )
+        if not merges and self.config.merge_bytes is not None:
+            problems.append(
+                "merge_bytes= is for changelogs, which are merged, and these rows are appended: "
+                "leave it out"
             )
         if not schema.names:
             problems.append("the rows have no columns: a table needs one at least")
@@ -202,8 +223,12 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Encode the rows, or what a merge needs of them; or let them wait."""
-        merges = self.config.merges(ctx.inputs[0])
-        super().process_batch(to_merged(batch) if merges else batch, ctx, collector)
+        stream, partition_by = ctx.inputs[0], self.config.partition_by
+        if self.config.merges(stream):
+            batch = to_merged(batch)
+        elif self.config.patience is not None:
+            check_rows(batch, ctx, to_delta_schema(stream.arrow), partition_by)
+        super().process_batch(batch, ctx, collector)
 
     @override
     def _new_parts(self, ctx: OperatorContext) -> EpochParts:
@@ -230,12 +255,18 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
         files = () if parts is None else parts.finish_files()
         if not (files or is_needed):
             return None
+        written = ctx.get_global_keyed_state(WRITTEN)
+        name = name_of_written(self.config.url)
+        if name not in written:
+            written.insert(name, int(ctx.epoch))
         stream = ctx.inputs[0]
+        merges = self.config.merges(stream)
         return StagedEpoch(
             schema_text(to_delta_schema(stream.arrow)),
             files,
-            stream.table_key if self.config.merges(stream) else None,
+            stream.table_key if merges else None,
             abandoned,
+            None if merges else tuple(self.config.partition_by),
         )
 
     @override
@@ -265,6 +296,8 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
             epoch,
             is_known=self._has_committed,
         )
+        if first.partition_by is not None:
+            commit.check_partitions(first.partition_by)
         app = app_of(ctx.task, ctx.identity)
         undo = reversing(self._store, ctx.task, app, first.abandoned, int(epoch))
         if first.key is not None:
@@ -273,7 +306,7 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
                 files,
                 columns,
                 key=first.key,
-                memory_bytes=self.config.merge_bytes,
+                memory_bytes=self.config.merge_bytes or DEFAULT_MERGE_BYTES,
                 find_reversed=undo,
             )
             commit.run(merging)
