@@ -437,10 +437,11 @@ class SourcePlan:
     A split of such a name that is planned later is a new one and is read from its beginning.
     """
     holds_watermark: bool = False
-    """True if splits wait that were not begun: their rows may be of any time, so event time
-    stays where it is in this epoch."""
+    """True if splits wait that were not begun, with rows of any time: event time stays."""
     lag: Lag | None = None
     """What this plan leaves unread, for the job's status; None if the source cannot tell."""
+    is_indivisible: bool = False
+    """True if all of it must be read in this epoch, so `run` may take as long as that takes."""
 
 
 @cache

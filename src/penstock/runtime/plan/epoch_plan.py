@@ -423,13 +423,16 @@ def _deal(
         if (micros := state.max_event_time_micros) is not None
     ]
     latest = max((micros for micros, _ in timed), default=None)
+    budget = planned.budget if plan.fed is None else FED_BUDGET
+    if plan.is_indivisible:
+        budget = replace(budget, overrun_micros=_NO_LIMIT)
     latest_ended = max((micros for micros, has_ended in timed if has_ended), default=None)
     return tuple(
         SourceAssignment(
             phase,
             tuple(split for split in part if split.name in reads),
             tuple(split.name for split in part if split.name not in reads),
-            planned.budget if plan.fed is None else FED_BUDGET,
+            budget,
             plan.fed,
             tuple(split.name for split in part if split.name in plan.waiting),
             watermark_micros,
