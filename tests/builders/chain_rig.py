@@ -28,11 +28,12 @@ from penstock.operators.chain import (
     chain_processing,
 )
 from penstock.operators.nodes import EpochTerms, OperatorReport
-from penstock.operators.operator import ArrowOperator, SourceOperator, SourcePlan
+from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.registry import Registry
 from penstock.operators.splits import (
     SourceAssignment,
     SourceBudget,
+    SourcePlan,
     SplitState,
     have_ended,
 )

@@ -18,8 +18,8 @@ from penstock.core.clock import DurationLike
 from penstock.core.schema import StreamSchema
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.context import SourceCollector, SourceContext
-from penstock.operators.operator import SourceOperator, SourcePlan
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.operator import SourceOperator
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 from penstock.operators.user_functions import source_spec
 
 TOPIC = "topic"

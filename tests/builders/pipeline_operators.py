@@ -27,8 +27,8 @@ from penstock.operators.context import (
     SourceCollector,
     SourceContext,
 )
-from penstock.operators.operator import ArrowOperator, SourceOperator, SourcePlan
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.operator import ArrowOperator, SourceOperator
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 from penstock.operators.timers import DueTimers
 from penstock.state.tables.specs import (
     TableSpec,

@@ -21,10 +21,9 @@ from penstock.operators.operator import (
     ArrowOperator,
     SourceFinishType,
     SourceOperator,
-    SourcePlan,
 )
 from penstock.operators.registry import Registry
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 from penstock.state.tables.specs import TableSpec, TimeDomain
 
 _COLUMNS: dict[str, pa.DataType] = {

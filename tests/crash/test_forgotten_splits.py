@@ -14,9 +14,9 @@ from penstock.core.clock import new_token
 from penstock.core.schema import StreamSchema
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.context import SourceCollector, SourceContext
-from penstock.operators.operator import SourceOperator, SourcePlan
+from penstock.operators.operator import SourceOperator
 from penstock.operators.registry import Configured, OperatorConfig
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 from penstock.runtime.in_process import Chaos
 from penstock.testing import Fault, FaultMode, LocalJob
 

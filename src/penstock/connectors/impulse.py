@@ -25,9 +25,9 @@ from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.context import SourceCollector, SourceContext
-from penstock.operators.operator import SourceOperator, SourcePlan
+from penstock.operators.operator import SourceOperator
 from penstock.operators.registry import Configured, OperatorConfig
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 
 _BATCH_ROWS = 65_536
 _UNLIMITED = 1 << 62

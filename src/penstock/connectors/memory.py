@@ -40,9 +40,9 @@ from penstock.operators.context import (
     SourceContext,
 )
 from penstock.operators.frames import SchemaLike, as_schema
-from penstock.operators.operator import ArrowOperator, SourceOperator, SourcePlan
+from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.registry import Configured, OperatorConfig
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 from penstock.state.tables.specs import TableSpec, global_table
 
 STAGED = "staged"

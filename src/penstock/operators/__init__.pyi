@@ -33,7 +33,6 @@ from .operator import ArrowOperator as ArrowOperator
 from .operator import DisplayableOperator as DisplayableOperator
 from .operator import SourceFinishType as SourceFinishType
 from .operator import SourceOperator as SourceOperator
-from .operator import SourcePlan as SourcePlan
 from .registry import ConstructedOperator as ConstructedOperator
 from .registry import OperatorConstructor as OperatorConstructor
 from .registry import Registry as Registry
@@ -87,3 +86,4 @@ __all__ = [
     "keyed_table",
     "time_keyed_table",
 ]
+from .splits import SourcePlan as SourcePlan

@@ -56,7 +56,7 @@ from penstock.operators.context import (
     SourceContext,
     StartContext,
 )
-from penstock.operators.splits import Lag, SourceBudget, SplitPlan, SplitState
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 from penstock.operators.timers import DueTimers
 from penstock.state.tables.specs import TableSpec, TimeDomain, global_table
 
@@ -362,7 +362,7 @@ class SourceOperator(ABC):
 
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
-    ) -> "SourcePlan":
+    ) -> SourcePlan:
         """Return what to read in the next epoch. Called on the driver, before every epoch.
 
         With a trigger by rows or bytes it is also called in between, to learn from `has_more`
@@ -419,35 +419,6 @@ class SourceOperator(ABC):
 
     def release(self) -> None:
         """Close connections; the instance is not used again."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourcePlan:
-    """What a source reads in one epoch, as decided on the driver."""
-
-    splits: tuple[SplitPlan, ...]
-    is_complete: bool
-    """True if no split will ever be added: when all known ones have ended, so has the source."""
-    has_more: bool = False
-    """True if there is more to read than this plan reads."""
-    fed: str | None = None
-    """Names the rows that the executor brings as `SourceContext.fed`; None if `run` reads.
-
-    An executor brings only what its engine has, such as a Spark DataFrame. Every subtask of a
-    fed source gets a part of the rows, so each needs a split to read.
-    """
-    waiting: tuple[str, ...] = ()
-    """Known splits that have rows left but are not read in this epoch: they are not idle."""
-    forgotten: tuple[str, ...] = ()
-    """Ended splits whose states are dropped: they are not known any longer after this epoch.
-
-    A split of such a name that is planned later is a new one and is read from its beginning.
-    """
-    holds_watermark: bool = False
-    """True if splits wait that were not begun: their rows may be of any time, so event time
-    stays where it is in this epoch."""
-    lag: Lag | None = None
-    """What this plan leaves unread, for the job's status; None if the source cannot tell."""
 
 
 @cache

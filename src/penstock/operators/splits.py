@@ -61,6 +61,36 @@ class Lag:
 
 
 @dataclass(frozen=True, slots=True)
+class SourcePlan:
+    """What a source reads in one epoch, as decided on the driver."""
+
+    splits: tuple[SplitPlan, ...]
+    is_complete: bool
+    """True if no split will ever be added: when all known ones have ended, so has the source."""
+    has_more: bool = False
+    """True if there is more to read than this plan reads."""
+    fed: str | None = None
+    """Names the rows that the executor brings as `SourceContext.fed`; None if `run` reads.
+
+    An executor brings only what its engine has, such as a Spark DataFrame. Every subtask of a
+    fed source gets a part of the rows, so each needs a split to read.
+    """
+    waiting: tuple[str, ...] = ()
+    """Known splits that have rows left but are not read in this epoch: they are not idle."""
+    forgotten: tuple[str, ...] = ()
+    """Ended splits whose states are dropped: they are not known any longer after this epoch.
+
+    A split of such a name that is planned later is a new one and is read from its beginning.
+    """
+    holds_watermark: bool = False
+    """True if splits wait that were not begun, with rows of any time: event time stays."""
+    lag: Lag | None = None
+    """What this plan leaves unread, for the job's status; None if the source cannot tell."""
+    is_indivisible: bool = False
+    """True if all of it must be read in this epoch, so `run` may take as long as that takes."""
+
+
+@dataclass(frozen=True, slots=True)
 class SourceBudget:
     """How much one subtask may read in one epoch."""
 

@@ -51,9 +51,8 @@ from penstock.operators.operator import (
     ArrowOperator,
     SourceFinishType,
     SourceOperator,
-    SourcePlan,
 )
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 from penstock.testing.faults import CrashError
 from penstock.testing.given import GivenRows, rows_to_batches
 

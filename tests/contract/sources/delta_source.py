@@ -1,5 +1,6 @@
 """A Delta table in the contract suite of sources: every write is a version with one file."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -68,12 +69,32 @@ class DeltaUnderTest(SourceUnderTest):
 
 
 class DeltaChangelogUnderTest(DeltaUnderTest):
-    """The same table read as a changelog: rows that are written are inserts."""
+    """The same table read as a changelog: a write is three versions, which add, change and delete.
+
+    Who reads the table as of a version sees inserts alone; who follows it sees all changes.
+    """
 
     name = "delta-changelog"
     options: ClassVar[Mapping[str, Any]] = {"rewrites": "changelog", "key": "n"}
 
     @override
-    def check_row(self, row: Mapping[str, Any]) -> None:
-        super().check_row(row)
-        assert row["change"] == "insert"
+    def write(self, numbers: Sequence[int]) -> None:
+        rows = [{**row_of(n), "s": "to be changed"} for n in numbers]
+        mistaken = [{**row, "n": -1 - row["n"]} for row in rows[:1]]
+        self._append(pa.Table.from_pylist([*rows, *mistaken], SCHEMA))
+        groups = WriterProperties(max_row_group_size=self.smallest_piece)
+        DeltaTable(self.table).update(
+            {"s": "concat('row ', cast(n as string))"},
+            predicate="s = 'to be changed' and n >= 0",
+            writer_properties=groups,
+        )
+        DeltaTable(self.table).delete("n < 0", writer_properties=groups)
+
+    @override
+    def folded(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        counts: Counter[tuple[tuple[str, Any], ...]] = Counter()
+        for row in rows:
+            columns = tuple(item for item in row.items() if item[0] != "change")
+            counts[columns] += 1 if row["change"] in ("insert", "update-after") else -1
+        assert min(counts.values(), default=0) >= 0
+        return [dict(columns) for columns in counts.elements()]

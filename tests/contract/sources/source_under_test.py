@@ -109,6 +109,10 @@ class SourceUnderTest(ABC):
         wanted = row_of(self.number_of(row))
         assert {name: row[name] for name in wanted} == wanted
 
+    def folded(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Return the rows of the suite that those which were read lead to: of a changelog, its table."""
+        return rows
+
     def write_bad(self, count: int) -> None:
         """Add records that are no rows, in one go."""
         raise NotImplementedError(self.name)

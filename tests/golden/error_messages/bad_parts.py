@@ -18,8 +18,8 @@ from penstock.operators.context import (
     SourceCollector,
     SourceContext,
 )
-from penstock.operators.operator import ArrowOperator, SourceOperator, SourcePlan
-from penstock.operators.splits import SplitPlan
+from penstock.operators.operator import ArrowOperator, SourceOperator
+from penstock.operators.splits import SourcePlan, SplitPlan
 from penstock.state.tables.specs import TimeDomain, global_table, keyed_table
 from tests.builders.scripted import (
     BY_USER,

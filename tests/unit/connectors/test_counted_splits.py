@@ -2,8 +2,7 @@ import pyarrow as pa
 
 from penstock.connectors.impulse import CountedSource
 from penstock.core.schema import StreamSchema
-from penstock.operators.operator import SourcePlan
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 
 SECOND = 1_000_000
 

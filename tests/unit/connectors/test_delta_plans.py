@@ -30,6 +30,7 @@ from penstock.connectors.delta.planning import (
     read_name,
 )
 from penstock.connectors.delta.reversal import plan_reversal
+from penstock.connectors.delta.stretches import LeftFile, to_stretches
 from penstock.errors import CorruptStateError, UserError
 from penstock.operators.splits import SplitState
 from penstock.state.storage.memory import MemoryStore
@@ -191,6 +192,29 @@ def test_a_file_that_waits_holds_event_time_back_only_if_it_may_be_older() -> No
     assert not is_held([first], [first, next_version])
     assert is_held([first], [first, unknown])
     assert is_watermark_held([first, later], frozenset({first.name}), 25)
+
+
+def test_versions_that_add_and_remove_rows_are_stretches_of_their_own() -> None:
+    kinds = {3: "++", 4: "+", 5: "-+", 6: "~", 7: "~~", 8: "--", 9: "-", 10: "+", 11: "+-"}
+    files = [
+        WaitingFile(version, RowsAre(sign), f"{place}.parquet", 1, {})
+        for version, signs in reversed(kinds.items())
+        for place, sign in enumerate(signs)
+    ]
+    left = [LeftFile(file.name, file.version, file.rows, file) for file in files]
+    found = [
+        ([(file.version, file.name[-9]) for file in stretch.files], stretch.may_be_cut)
+        for stretch in to_stretches(left)
+    ]
+    assert found == [
+        ([(3, "0"), (3, "1"), (4, "0")], True),
+        ([(5, "0"), (5, "1")], False),
+        ([(6, "0")], False),
+        ([(7, "0"), (7, "1")], False),
+        ([(8, "0"), (8, "1"), (9, "0")], True),
+        ([(10, "0")], True),
+        ([(11, "0"), (11, "1")], False),
+    ]
 
 
 def test_a_split_of_another_source_is_refused() -> None:

@@ -11,8 +11,8 @@ from penstock.core.clock import new_token
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, StateError, UserError
 from penstock.operators.context import SourceCollector, SourceContext
-from penstock.operators.operator import SourceFinishType, SourceOperator, SourcePlan
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.operator import SourceFinishType, SourceOperator
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 from penstock.runtime.driver.decide import JobPhase
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import CUT, EOF, LocalJob, ScriptedSource

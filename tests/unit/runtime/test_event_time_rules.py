@@ -16,8 +16,8 @@ from penstock.operators.context import (
     SourceContext,
 )
 from penstock.operators.event_time import WatermarkConfig
-from penstock.operators.operator import ArrowOperator, SourceOperator, SourcePlan
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.operator import ArrowOperator, SourceOperator
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 from penstock.runtime.driver.decide import JobPhase
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.tables.specs import TableSpec, TimeDomain, time_keyed_table

@@ -14,8 +14,14 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.operators.context import SourceCollector, SourceContext
 from penstock.operators.nodes import EpochTerms
-from penstock.operators.operator import SourceOperator, SourcePlan
-from penstock.operators.splits import FED_BUDGET, SourceBudget, SplitPlan, SplitState
+from penstock.operators.operator import SourceOperator
+from penstock.operators.splits import (
+    FED_BUDGET,
+    SourceBudget,
+    SourcePlan,
+    SplitPlan,
+    SplitState,
+)
 from penstock.runtime.plan.epoch_plan import EpochPlan, SourcePlanner
 from penstock.runtime.plan.executor import decode_report
 from penstock.runtime.plan.physical import compile_graph

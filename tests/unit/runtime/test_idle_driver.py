@@ -11,8 +11,8 @@ from penstock.connectors.stdout import blackhole
 from penstock.core.clock import ManualClock
 from penstock.core.schema import StreamSchema
 from penstock.operators.context import SourceCollector, SourceContext
-from penstock.operators.operator import SourceOperator, SourcePlan
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.operator import SourceOperator
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 from penstock.runtime.driver.decide import StopMode
 from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.environment import JobEnvironment

@@ -9,11 +9,11 @@ import pytest
 from penstock.core.ids import OperatorId
 from penstock.errors import ErrorCode, ExternalError, UserCodeError, UserError
 from penstock.graph.logical import Exchange, LogicalGraph
-from penstock.operators.operator import SourcePlan
 from penstock.operators.splits import (
     SourceAssignment,
     SourceBudget,
     SourcePhase,
+    SourcePlan,
     SplitPlan,
     SplitState,
 )

@@ -10,8 +10,7 @@ from penstock.core.watermark import EndOfData
 from penstock.errors import PenstockError
 from penstock.graph.logical import Exchange, WatermarkSpec
 from penstock.operators.context import SourceCollector, SourceContext
-from penstock.operators.operator import SourcePlan
-from penstock.operators.splits import SplitPlan, SplitState
+from penstock.operators.splits import SourcePlan, SplitPlan, SplitState
 from penstock.runtime.driver.decide import JobPhase
 from penstock.runtime.driver.outcomes import EpochRan, Torn
 from penstock.runtime.driver.session import JobSession

@@ -9,8 +9,7 @@ import penstock as pen
 from penstock.catalog import default_registry
 from penstock.core.clock import ManualClock
 from penstock.errors import StorageError
-from penstock.operators.operator import SourcePlan
-from penstock.operators.splits import SourceBudget, SplitState
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitState
 from penstock.runtime.driver.decide import EpochProgress, JobPhase, JobStatus, StopMode
 from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment, ManualPacer

@@ -6,11 +6,12 @@ never changes, so whoever runs an epoch again reads the same rows.
 
 Compactions move rows to other files and say so: they are passed over. A version that deletes or
 rewrites rows is refused, passed over, or read as a changelog, as the user wants. Versions that
-come before a refused one are read first.
+come before a refused one are read first. Which files of a changelog an epoch reads is decided in
+`stretches`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -38,16 +39,23 @@ from penstock.connectors.delta.planning import (
     to_offset,
     with_partitions,
 )
+from penstock.connectors.delta.stretches import (
+    EpochFiles,
+    LeftFile,
+    Stretch,
+    plan_epoch,
+    to_stretches,
+)
 from penstock.connectors.delta.table import DeltaTables, OpenTable, schema_of
-from penstock.connectors.files.formats import FileOffset, plan_files
+from penstock.connectors.files.formats import FileOffset, Packing
 from penstock.core.clock import DurationLike
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.operators.context import SourceCollector, SourceContext
-from penstock.operators.operator import SourceOperator, SourcePlan
+from penstock.operators.operator import SourceOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.secret_options import usable_options
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 
@@ -152,7 +160,8 @@ class DeltaSource(Configured[DeltaSourceConfig], SourceOperator):
         self._waiting = [
             f for f in self._waiting if f.version > place.upto or f.name in known
         ]
-        plans, has_more = self._plan_files(known, budget)
+        files = self._plan_files(known, budget)
+        plans = files.plans
         if self._refusal is not None and not plans:
             raise self._refusal
         begun = frozenset({*known, *(split.name for split in plans)})
@@ -166,33 +175,30 @@ class DeltaSource(Configured[DeltaSourceConfig], SourceOperator):
         return SourcePlan(
             plans,
             not follows,
-            has_more or self._is_behind,
+            files.has_more or self._is_behind,
             waiting=tuple(n for n, s in known.items() if not s.ended and n not in planned),
             # An epoch that reads nothing is not worth its while.
             forgotten=find_forgotten(known, place) if plans else (),
             holds_watermark=held,
+            is_indivisible=files.is_indivisible,
         )
 
     def _plan_files(
         self, known: Mapping[str, SplitState], budget: SourceBudget
-    ) -> tuple[tuple[SplitPlan, ...], bool]:
-        offered: list[tuple[str, Offset]] = []
+    ) -> EpochFiles:
+        opened: list[str] = []
 
-        def offer() -> Iterator[tuple[DeltaFile, FileOffset]]:
-            # One by one: of a million files that wait, an epoch reads a few.
-            for name, file, offset in self._candidates(known):
-                offered.append((name, offset))
-                yield file, FileOffset(*offset[:3])
+        def open_file(left: LeftFile) -> tuple[DeltaFile, Offset]:
+            opened.append(left.name)
+            return self._open_file(left)
 
+        left = self._left(known)
+        is_changelog = self.config.rewrites is Rewrites.CHANGELOG
+        stretches = to_stretches(left) if is_changelog else [Stretch(left, may_be_cut=True)]
         try:
-            found, has_more = plan_files(offer(), budget, self._format)
+            return plan_epoch(stretches, Packing(budget, self._format), open_file)
         except UserError as error:
-            raise self._explained(error, offered[-1][0] if offered else None) from error
-        plans = [
-            replace(split, name=name, start=tuple(offset))
-            for split, (name, offset) in zip(found, offered, strict=False)
-        ]
-        return tuple(plans), has_more
+            raise self._explained(error, opened[-1] if opened else None) from error
 
     @override
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
@@ -215,10 +221,9 @@ class DeltaSource(Configured[DeltaSourceConfig], SourceOperator):
     def _read(
         self, split: SplitPlan, ctx: SourceContext, collector: SourceCollector
     ) -> None:
-        _, rows, path = read_name(split.name)
         offset = to_offset(split.start)
         start = FileOffset(*offset[:3])
-        file = DeltaFile(self._store, path, offset.size_bytes, offset.partition or {}, rows)
+        file = self._data_file(split.name, offset)
         file.check_size()
         for piece in self._format.read(file, start, split.end):
             for part in piece.rows:
@@ -229,7 +234,7 @@ class DeltaSource(Configured[DeltaSourceConfig], SourceOperator):
                     f"{file}, row {row.line}, cannot be read: {row.error}. The table was written "
                     "against its own schema: correct it there",
                     code=ErrorCode.UNREADABLE_INPUT,
-                    path=path,
+                    path=file.path,
                 )
             if piece.next is not None:
                 ctx.advance(split.name, (*piece.next, offset.partition))
@@ -383,26 +388,28 @@ class DeltaSource(Configured[DeltaSourceConfig], SourceOperator):
                 version=version.number,
             )
 
-    def _candidates(
-        self, known: Mapping[str, SplitState]
-    ) -> Iterator[tuple[str, DeltaFile, Offset]]:
+    def _left(self, known: Mapping[str, SplitState]) -> Iterator[LeftFile]:
+        """Yield the files that have rows left: those that were begun, then those that wait."""
         for name in sorted(n for n, s in known.items() if not s.ended and n != TABLE):
-            yield self._candidate(name, to_offset(known[name].offset))
+            version, rows, _ = read_name(name)
+            yield LeftFile(name, version, rows, to_offset(known[name].offset))
         for file in self._waiting:
             if file.name not in known:
-                size = file.size_bytes
-                if size is None:
-                    size = self._store.size(file.path)
-                if size is None:
-                    raise vacuumed(self.config.url, file.path, file.version)
-                yield self._candidate(
-                    file.name, Offset(size, partition=dict(file.partition))
-                )
+                yield LeftFile(file.name, file.version, file.rows, file)
 
-    def _candidate(self, name: str, offset: Offset) -> tuple[str, DeltaFile, Offset]:
+    def _open_file(self, left: LeftFile) -> tuple[DeltaFile, Offset]:
+        at = left.at
+        if isinstance(at, WaitingFile):
+            size = self._store.size(at.path) if at.size_bytes is None else at.size_bytes
+            if size is None:
+                raise vacuumed(self.config.url, at.path, at.version)
+            at = Offset(size, partition=dict(at.partition))
+        return self._data_file(left.name, at), at
+
+    def _data_file(self, name: str, offset: Offset) -> DeltaFile:
         _, rows, path = read_name(name)
         size, partition = offset.size_bytes, offset.partition or {}
-        return name, DeltaFile(self._store, path, size, partition, rows), offset
+        return DeltaFile(self._store, path, size, partition, rows)
 
     def _explained(self, error: UserError, split: str | None) -> UserError:
         """Return what a data file that is gone, of the split that was read, means for a table."""

@@ -16,7 +16,7 @@ from penstock.connectors.files.folders import Folders, read_folders
 from penstock.connectors.formats.drift import DriftRules
 from penstock.core.arrow_types import is_narrower
 from penstock.core.batch import find_differences
-from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.errors import ErrorCode, InternalError, SchemaError, UserError
 from penstock.operators.splits import SourceBudget, SplitPlan
 from penstock.state.storage.object_store import ObjectStore
 
@@ -255,6 +255,62 @@ def changed_error(file: SourceFile, found_bytes: int | None) -> UserError:
 _FULL = 0.95
 """The share of its budget from which on a subtask takes no further file."""
 _WEIGHT_OF_BUDGET = 1_000_000
+_ALL_OF_IT = Allowance(1 << 50, 1 << 50, is_first=True)
+
+
+class Packing:
+    """How full the subtasks of an epoch are with files, while the epoch is planned.
+
+    The splits are dealt to the subtasks later, and may be packed differently than here. So a
+    subtask may get a third more than its budget, or a piece that cannot be smaller.
+    """
+
+    def __init__(self, budget: SourceBudget, format_: FileFormat) -> None:
+        self._budget = budget
+        self._format = format_
+        self._loads = [0.0] * max(1, budget.subtasks)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the files are more than the budget of all subtasks."""
+        return sum(self._loads) > len(self._loads)
+
+    def add(self, file: SourceFile, start: FileOffset) -> tuple[SplitPlan, bool] | None:
+        """Plan as much of a file as fits, and say whether that is all; None if nothing fits."""
+        budget, used = self._budget, min(self._loads)
+        allowance = Allowance(
+            int(budget.rows * (1 - used)), int(budget.size_bytes * (1 - used)), used == 0
+        )
+        reach = self._format.reach(file, start, allowance) if used < _FULL else None
+        if reach is None:
+            return None
+        return self._put(file, start, reach), reach.is_whole
+
+    def add_all(
+        self, files: Iterable[tuple[SourceFile, FileOffset]]
+    ) -> list[SplitPlan] | None:
+        """Plan all files to their ends; None, and nothing is planned, if they do not fit.
+
+        The first ones of an epoch always fit, however much they are.
+        """
+        measured = [(f, at, self._format.reach(f, at, _ALL_OF_IT)) for f, at in files]
+        whole = [(f, at, reach) for f, at, reach in measured if reach is not None]
+        if len(whole) < len(measured):
+            raise InternalError("a format found no room for a file where there is no limit")
+        loads = sum(self._load_of(reach) for _, _, reach in whole)
+        if any(self._loads) and sum(self._loads) + loads > len(self._loads):
+            return None
+        return [self._put(file, start, reach) for file, start, reach in whole]
+
+    def _put(self, file: SourceFile, start: FileOffset, reach: Reach) -> SplitPlan:
+        load = self._load_of(reach)
+        self._loads[self._loads.index(min(self._loads))] += load
+        weight = max(1, int(load * _WEIGHT_OF_BUDGET))
+        return SplitPlan(file.path, tuple(start), reach.end, weight)
+
+    def _load_of(self, reach: Reach) -> float:
+        budget = self._budget
+        return max(reach.rows / budget.rows, reach.size_bytes / budget.size_bytes)
 
 
 def plan_files(
@@ -267,26 +323,15 @@ def plan_files(
     Files that were begun come first, then new ones, in their order. The subtasks are
     filled one after the other; a file goes to one subtask only. No file is begun before there
     is room for it: a known split without a row would hold the watermark of all others back.
-
-    The splits are dealt to the subtasks later, and may be packed differently than here. So a
-    subtask may get a third more than its budget, or a piece that cannot be smaller.
     """
-    loads = [0.0] * max(1, budget.subtasks)
+    packing = Packing(budget, format_)
     plans: list[SplitPlan] = []
     has_more = False
     for file, start in candidates:
-        least = loads.index(min(loads))
-        used = loads[least]
-        allowance = Allowance(
-            int(budget.rows * (1 - used)), int(budget.size_bytes * (1 - used)), used == 0
-        )
-        reach = format_.reach(file, start, allowance) if used < _FULL else None
-        if reach is None:
-            has_more = True
-            break
-        load = max(reach.rows / budget.rows, reach.size_bytes / budget.size_bytes)
-        loads[least] += load
-        has_more |= not reach.is_whole
-        weight = max(1, int(load * _WEIGHT_OF_BUDGET))
-        plans.append(SplitPlan(file.path, tuple(start), reach.end, weight))
+        found = packing.add(file, start)
+        if found is None:
+            return tuple(plans), True
+        plan, is_whole = found
+        plans.append(plan)
+        has_more |= not is_whole
     return tuple(plans), has_more

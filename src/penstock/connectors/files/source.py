@@ -53,10 +53,10 @@ from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import BAD, MAIN
 from penstock.operators.context import SourceCollector, SourceContext
-from penstock.operators.operator import SourceOperator, SourcePlan
+from penstock.operators.operator import SourceOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.secret_options import usable_options
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 

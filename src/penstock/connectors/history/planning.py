@@ -14,8 +14,7 @@ from typing import Any
 from penstock.connectors.history.handover import Handover, merge_ends
 from penstock.connectors.history.sides import FOLDED, HISTORY, LIVE, ends_of, inner_states
 from penstock.errors import ErrorCode, UserError
-from penstock.operators.operator import SourcePlan
-from penstock.operators.splits import SplitPlan, SplitState
+from penstock.operators.splits import SourcePlan, SplitPlan, SplitState
 
 HANDOVER = "#handover"
 """The split that ends with the hand-over; its offset is the identity of the point and the offsets

@@ -57,10 +57,9 @@ from penstock.operators.operator import (
     DisplayableOperator,
     SourceFinishType,
     SourceOperator,
-    SourcePlan,
 )
 from penstock.operators.registry import Configured, OperatorConfig, Registry
-from penstock.operators.splits import SourceBudget, SplitState, have_ended
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitState, have_ended
 from penstock.state.tables.specs import TableSpec
 
 

@@ -56,9 +56,15 @@ from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import BAD
 from penstock.operators.context import SourceCollector, SourceContext
-from penstock.operators.operator import SourceOperator, SourcePlan
+from penstock.operators.operator import SourceOperator
 from penstock.operators.registry import Configured, OperatorConfig
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState, have_ended
+from penstock.operators.splits import (
+    SourceBudget,
+    SourcePlan,
+    SplitPlan,
+    SplitState,
+    have_ended,
+)
 
 DEFAULT_IDLE_TIMEOUT = "10s"
 """Long enough for producers that write to partitions in turn, each in its own time."""

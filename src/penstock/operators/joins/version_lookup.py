@@ -39,9 +39,9 @@ from penstock.operators.context import OperatorContext, SourceCollector, SourceC
 from penstock.operators.joins.lookup_cache import MOST_STALE_INTERVALS
 from penstock.operators.joins.lookup_join import LookupConfig, not_loaded
 from penstock.operators.joins.stream_lookup import HeldLookup
-from penstock.operators.operator import SourceOperator, SourcePlan
+from penstock.operators.operator import SourceOperator
 from penstock.operators.registry import Configured, OperatorConfig
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 from penstock.operators.user_functions import USER_ERRORS, to_failure
 
 _log = logging.getLogger(__name__)

@@ -1,7 +1,6 @@
 """Makes the plan of one epoch, which the driver fixes before any task runs.
 
-A plan is plain data, and small whatever the job's size: it names the checkpoint it starts from,
-and tasks read what they need of it.
+A plan is plain data, and small whatever the job's size: tasks read the checkpoint that it names.
 
 **Budgets** limit how much a source reads, so that an epoch takes about its target time. An
 epoch takes some time even if it reads nothing, and on a busy or slow machine that alone may be
@@ -21,15 +20,14 @@ at the start; then they come from the tasks' reports.
 can know that: others may read on in the same epoch. So the driver says it, in the next epoch
 that reads nothing, unless everybody who reads the source has come as far already. Until there
 is such an epoch, a subtask that ends all its splits says what those that had ended before
-reached, if that is more: old files in every epoch would hold the watermark back otherwise.
-
-The end of a source tells it too: so how far event time came before the end follows from the rows
-alone.
+reached, if that is more: old files in every epoch would hold the watermark back otherwise. The end
+of a source tells it too: so how far event time came before the end follows from the rows alone.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import log
 from typing import Any, TypeAlias
 
@@ -40,7 +38,7 @@ from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import LogicalGraph, Node
 from penstock.operators.event_time import watermark_of_ended
 from penstock.operators.nodes import EpochTerms, OperatorReport
-from penstock.operators.operator import SourceOperator, SourcePlan
+from penstock.operators.operator import SourceOperator
 from penstock.operators.registry import Registry
 from penstock.operators.splits import (
     FED_BUDGET,
@@ -48,6 +46,7 @@ from penstock.operators.splits import (
     SourceAssignment,
     SourceBudget,
     SourcePhase,
+    SourcePlan,
     SplitPlan,
     SplitState,
     deal_splits,
@@ -318,7 +317,8 @@ class SourcePlanner:
             for part in reading.assignments.get(operator, ()):
                 for name in part.forgotten:
                     planned.known.pop(name, None)
-            _tell_committed(operator, planned)
+            known = dict(planned.known)
+            _call(operator, "on_committed", partial(planned.source.on_committed, known))
             if self._target_micros is not None:
                 pace = Pace(sum(report.rows_taken for report in own), duration_micros)
                 planned.budget = adapt_budget(
@@ -333,10 +333,7 @@ class SourcePlanner:
     def release(self) -> None:
         """Release the driver's instances of sources, which may hold connections."""
         for operator, planned in self.sources.items():
-            try:
-                planned.source.release()
-            except Exception:  # noqa: BLE001 (the boundary to user code)
-                _log.exception("source %r failed in release on the driver", str(operator))
+            _call(operator, "release", planned.source.release)
 
     def _ask(
         self, planned: PlannedSource, budget: SourceBudget, now_micros: int
@@ -374,11 +371,11 @@ class SourcePlanner:
         return plan
 
 
-def _tell_committed(operator: OperatorId, planned: PlannedSource) -> None:
+def _call(operator: OperatorId, hook: str, call: Callable[[], None]) -> None:
     try:
-        planned.source.on_committed(dict(planned.known))
-    except Exception:  # noqa: BLE001 (the boundary to user code; the epoch counts already)
-        _log.exception("source %r failed in on_committed", str(operator))
+        call()
+    except Exception:  # noqa: BLE001 (the boundary to user code)
+        _log.exception("source %r failed in %s on the driver", str(operator), hook)
 
 
 def _check_forgotten(planned: PlannedSource, plan: SourcePlan) -> None:
@@ -431,13 +428,16 @@ def _deal(
         if (micros := state.max_event_time_micros) is not None
     ]
     latest = max((micros for micros, _ in timed), default=None)
+    budget = planned.budget if plan.fed is None else FED_BUDGET
+    if plan.is_indivisible:
+        budget = replace(budget, overrun_micros=_NO_LIMIT)
     latest_ended = max((micros for micros, has_ended in timed if has_ended), default=None)
     return tuple(
         SourceAssignment(
             phase,
             tuple(split for split in part if split.name in reads),
             tuple(split.name for split in part if split.name not in reads),
-            planned.budget if plan.fed is None else FED_BUDGET,
+            budget,
             plan.fed,
             tuple(split.name for split in part if split.name in plan.waiting),
             watermark_micros,

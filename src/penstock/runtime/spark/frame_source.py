@@ -30,8 +30,8 @@ from penstock.core.watermark import EndOfData
 from penstock.errors import ErrorCode, InternalError, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.context import SourceCollector, SourceContext
-from penstock.operators.operator import DisplayableOperator, SourceOperator, SourcePlan
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.operator import DisplayableOperator, SourceOperator
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitPlan, SplitState
 from penstock.operators.user_functions import name_of, source_spec
 from penstock.runtime.spark.failures import noticing_its_end
 from penstock.runtime.spark.row_schemas import (

@@ -10,8 +10,7 @@ import penstock as pen
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EndOfData
 from penstock.errors import UserError
-from penstock.operators.operator import SourcePlan
-from penstock.operators.splits import SourceBudget, SplitState
+from penstock.operators.splits import SourceBudget, SourcePlan, SplitState
 from penstock.runtime.spark.frame_source import (
     FrameSource,
     FrameStep,
