@@ -90,7 +90,7 @@ def _number(record: Record) -> int:
 def test_killed_and_rescaled_it_writes_every_row_once_and_in_order(
     kafka: KafkaCluster, tmp_path: Path
 ) -> None:
-    victim = Victim(kafka.bootstrap, tmp_path, KILLS * 2_500)
+    victim = Victim(kafka.bootstrap, tmp_path, KILLS * 1_600)
     killed = sum(victim.kill_while_it_writes() for _ in range(KILLS))
     assert killed == KILLS, "the program ended before it could be killed: give it more rows"
     victim.finish()
