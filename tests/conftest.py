@@ -27,8 +27,8 @@ settings.register_profile(
 settings.register_profile(
     "ci",
     deadline=None,
-    max_examples=150,
-    stateful_step_count=50,
+    max_examples=100,
+    stateful_step_count=40,
     derandomize=True,
     print_blob=True,
 )

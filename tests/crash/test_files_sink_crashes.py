@@ -30,7 +30,7 @@ from penstock.testing import (
 from tests.builders.files_job import FilesJob, sink_on
 from tests.builders.profile import a_start, by_profile
 
-CASES = by_profile(default=30, ci=60, nightly=1_000_000)
+CASES = by_profile(default=30, ci=40, nightly=1_000_000)
 """How many cases of a sweep are run, by profile: another part each time, the same in CI."""
 STEPS = by_profile(default=3, ci=2, nightly=1)
 """Of how many calls in turn one is tried."""
