@@ -82,6 +82,8 @@ def _others(rows: pa.Table, rounds: int) -> list[dict[str, object]]:
     columns: list[Any] = [pa.nulls(count, after.type), after, ops]
     changes = pa.Table.from_arrays(columns, schema=debezium.schema)
     json_format = record_format("json", SCHEMA)
+    narrow = record_format("json", pa.schema(COLUMNS[:-1]), {"on_new": "bad"})
+    by_rules = record_format("debezium", SCHEMA, {"on_new": "bad"})
     cast = record_format("json", SCHEMA, {"on_wider": "cast"})
     at, end = (b'"at":', b'"at":"'), (b"}", b'"}')
     wide = pa.array([v.replace(*at).replace(*end) for v in values.to_pylist()])
@@ -96,7 +98,12 @@ def _others(rows: pa.Table, rounds: int) -> list[dict[str, object]]:
         ),
         "decode json, a column cast": (wide, partial(cast.decode, wide)),
         "decode upserts": (values, partial(upserts.decode, upserts.encode(changed), keys)),
+        "decode json, all with a new column": (values, partial(narrow.decode, values)),
         "decode debezium": (values, partial(debezium.decode, debezium.encode(changes))),
+        "decode debezium, by rules": (
+            values,
+            partial(by_rules.decode, debezium.encode(changes)),
+        ),
     }
     return [
         row

@@ -186,7 +186,7 @@ def _cut_out(
     for index, record in enumerate(lines.to_list()):
         try:
             parts = _to_parts(record)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, IndexError, RecursionError) as error:
             parts, bad[index] = _Parts(), BadRecord(index, str(error))
         for name in names:
             part = getattr(parts, name)

@@ -18,8 +18,10 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -45,8 +47,9 @@ _HALF_PAIR: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 _NO_COLUMNS: Final = pa.schema([])
 
-_MANY_DIGITS: Final = re.compile(rb"[0-9.]{16}")
-"""Matches numbers that may have more digits than a float keeps."""
+_MANY_DIGITS: Final = re.compile(rb"[0-9]{19}|(?=[0-9.]{16})[0-9]*[.eE]")
+"""Matches numbers that may have more digits than Polars keeps: it reads whole ones of 64 bits, and
+others as floats."""
 
 
 class JsonParser:
@@ -64,6 +67,9 @@ class JsonParser:
         self._quick = QuickJson(schema, ignores_extra=self._rules.on_new == "ignore")
         self._castable = pa.schema([f for f in schema if _is_castable(f.type)])
         self._strict = pa.schema([f for f in schema if not _is_castable(f.type)])
+        self._exact = _ExactColumns(
+            [f.name for f in self._castable if not pa.types.is_floating(f.type)]
+        )
 
     def parse(self, text: Any, split: Split) -> pa.Table:
         """Return the rows of a text; raise an Arrow error or ValueError if one is bad.
@@ -117,8 +123,10 @@ class JsonParser:
             name: found.struct.field(name).to_arrow().cast(pa.string())
             for name in self._castable.names
         }
-        self._check_digits(records, texts)
-        self._mend_zeros(records, texts)
+        if _MANY_DIGITS.search(text):
+            self._check_digits(records, texts)
+        if NEGATIVE_ZERO.search(text):
+            self._mend_zeros(records, texts)
         for field in self._castable:
             values = texts[field.name]
             if pa.types.is_integer(field.type):
@@ -130,15 +138,15 @@ class JsonParser:
 
     def _check_digits(self, records: Sequence[bytes], texts: Mapping[str, Any]) -> None:
         """Raise `BadRowError` for a number of which Polars has kept fewer digits than it had."""
-        exact = [f.name for f in self._castable if not pa.types.is_floating(f.type)]
         for place, record in enumerate(records):
-            if _MANY_DIGITS.search(record):
-                found = _read_numbers(record)
-                for name in exact:
-                    number, text = found.get(name), texts[name][place].as_py()
-                    if isinstance(number, _Number) and Decimal(number) != Decimal(text):
-                        reason = f"column {name!r} cannot hold all digits of {number}"
-                        raise BadRowError(reason, place)
+            if not (_MANY_DIGITS.search(record) and self._exact.has_long(record)):
+                continue
+            found = _read_numbers(record)
+            for name in self._exact.names:
+                number, text = found.get(name), texts[name][place].as_py()
+                if isinstance(number, _Number) and Decimal(number) != Decimal(text):
+                    reason = f"column {name!r} cannot hold all digits of {number}"
+                    raise BadRowError(reason, place)
 
     def _mend_zeros(self, records: Sequence[bytes], texts: dict[str, Any]) -> None:
         """Give zeros back the sign that Polars dropped."""
@@ -210,6 +218,27 @@ def _is_readable(text: Any) -> bool:
     except (pa.ArrowException, ValueError):
         return False
     return True
+
+
+class _ExactColumns:
+    """The columns that hold a number as it is, or not at all: all but floats."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        fields = [(f"column_{place}", msgspec.Raw, b"") for place in range(len(names))]
+        spelled = {field[0]: name for field, name in zip(fields, names, strict=True)}
+        kind = msgspec.defstruct("_Tokens", fields, rename=spelled)
+        self._decode = msgspec.json.Decoder(kind).decode
+        self._tokens = [attrgetter(field[0]) for field in fields]
+
+    def has_long(self, record: bytes) -> bool:
+        """Tell whether one of them may have a number of many digits. It is the quick look of two."""
+        try:
+            found = self._decode(record)
+        except (msgspec.DecodeError, RecursionError):
+            return True  # it may hold NaN, or be bad for another reason
+        tokens = (bytes(token(found)) for token in self._tokens)
+        return any(_MANY_DIGITS.match(token.lstrip(b"-")) for token in tokens)
 
 
 class _Number(str):
