@@ -93,6 +93,29 @@ def test_a_leader_that_moves_costs_no_row_and_none_is_read_twice(
         assert numbers(harness) == list(range(COUNT))
 
 
+def test_a_leader_that_moves_while_a_transaction_is_open_hides_and_shows_the_same(
+    kafka_cluster: KafkaCluster, topic: TestTopic
+) -> None:
+    opened = topic.open_transaction([b'{"n": 1000}'])
+    topic.produce([b'{"n": 1001}'])
+    with SourceHarness(source(topic).source_spec()) as harness:
+        for _ in range(4):
+            read(harness, 200)
+        assert numbers(harness) == list(range(COUNT))
+        move_leader(kafka_cluster, topic, 0)
+        read(harness, 200)
+        # Behind an open transaction nothing is read, whoever leads.
+        assert numbers(harness) == list(range(COUNT))
+        opened.commit_transaction(60)
+        wait_until(lambda: _is_read(harness, COUNT + 2))
+        assert numbers(harness) == [*range(COUNT), 1000, 1001]
+
+
+def _is_read(harness: SourceHarness, rows: int) -> bool:
+    read(harness, 200)
+    return len(harness.rows()) == rows
+
+
 def test_a_job_waits_for_brokers_that_are_down(
     kafka_cluster: KafkaCluster, topic: TestTopic
 ) -> None:

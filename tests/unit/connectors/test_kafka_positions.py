@@ -158,6 +158,8 @@ def test_lag_is_what_the_plan_leaves() -> None:
         1, 2_000_000
     )
     assert lag_of(known, held, {"a/0": 9, "a/1": 9, "a/2": 6}, 3_000_000) == Lag(0, 0)
+    # How old records are that nobody has read is not known.
+    assert lag_of(known, held, {"a/0": 8, "a/1": 9}, 3_000_000) == Lag(2, None)
 
 
 def test_a_topic_that_was_read_must_be_named_again() -> None:

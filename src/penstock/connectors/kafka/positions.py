@@ -307,15 +307,19 @@ def lag_of(
     ends: Mapping[str, int],
     now_micros: int,
 ) -> Lag:
-    """Return how many rows an epoch leaves unread, and how old they may be."""
-    rows, age = 0, 0
+    """Return how many rows an epoch leaves unread, and how old they may be.
+
+    Of partitions that were never read the age is not known: records have not been seen.
+    """
+    rows, ages = 0, [0]
+    is_known = True
     for split, offset in known.items():
         left = stop_of(offset, held[split]) - ends.get(split, offset.next)
         if left > 0:
             rows += left
-            if offset.last_millis is not None:
-                age = max(age, now_micros - offset.last_millis * 1_000)
-    return Lag(rows, age)
+            is_known &= offset.last_millis is not None
+            ages.append(now_micros - (offset.last_millis or 0) * 1_000)
+    return Lag(rows, max(ages) if is_known else None)
 
 
 def check_same_topics(known: Iterable[str], selection: Selection) -> None:
