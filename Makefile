@@ -104,8 +104,8 @@ test-quick: $(READY) ## The tests that take less than a second each
 	$(PYTEST) $(PROCESSES) -m "not slow" $(PYTEST_ARGS)
 
 # Tests that store no keys, or none but by operators that other tests try: bits cannot matter there.
-# (Rows that wait for a file are stored by key: tests/crash and the contract of sinks try them.)
-KEYLESS := architecture contract/object_stores contract/sources \
+# (Rows that wait for a file are stored by key: tests/crash tries them.)
+KEYLESS := architecture contract/executors contract/object_stores contract/sinks contract/sources \
 	crash/test_damaged_protocol_objects.py crash/test_protocol_crash_matrix.py explorer \
 	unit/connectors unit/graph unit/state/protocol unit/state/storage
 

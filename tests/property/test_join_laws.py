@@ -25,8 +25,9 @@ from tests.builders.joins import (
     result_of,
     right_row,
 )
+from tests.builders.profile import by_profile
 
-RUNS = {50: 10, 150: 40}.get(settings().max_examples, 500)
+RUNS = by_profile(default=10, ci=25, nightly=500)
 """How many lives of a join are tried, by profile: a life takes a while."""
 
 instants = st.integers(-30, 30)

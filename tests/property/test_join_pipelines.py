@@ -26,8 +26,9 @@ from tests.builders.joins import (
     window_sql,
 )
 from tests.builders.lives import LIVES, Life, a_job_of, live
+from tests.builders.profile import by_profile
 
-RUNS = {50: 8, 150: 20}.get(settings().max_examples, 400)
+RUNS = by_profile(default=8, ci=20, nightly=400)
 """How many whole jobs a property runs, by profile."""
 
 rows = st.builds(

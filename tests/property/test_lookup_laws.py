@@ -34,9 +34,10 @@ from penstock.testing import (
     assert_job_is_whole,
 )
 from tests.builders.joins import in_order
+from tests.builders.profile import by_profile
 from tests.unit.state.files.file_builders import a_schema
 
-RUNS = {50: 10, 150: 40}.get(settings().max_examples, 400)
+RUNS = by_profile(default=10, ci=25, nightly=400)
 """How many lives of a join are tried, by profile."""
 
 LEFT = a_schema(key=pa.int64(), text=pa.string(), n=pa.int64())

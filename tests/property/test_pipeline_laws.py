@@ -24,9 +24,10 @@ from penstock.testing import stored_objects
 from tests.builders.pipeline_graphs import SHAPES, Shape, counting, some_rows, windows
 from tests.builders.pipeline_job import PipelineJob, small_settings
 from tests.builders.pipeline_operators import ROWS, SECOND, BookSink, WindowCount
+from tests.builders.profile import by_profile
 
 SHAPE_NAMES = [shape.name for shape in SHAPES]
-RUNS = {50: 8, 150: 14}.get(settings().max_examples, 400)
+RUNS = by_profile(default=8, ci=14, nightly=400)
 """How many whole jobs a property runs, by profile."""
 PARALLELISM = st.tuples(*[st.integers(1, 3)] * 3)
 

@@ -16,8 +16,9 @@ import penstock as pen
 from penstock.core.clock import new_token
 from tests.builders.aggregated_rows import bag, fold, fold_bag
 from tests.builders.lives import LIVES, Life, a_job_of, after_each_epoch, live
+from tests.builders.profile import by_profile
 
-JOBS = {50: 10, 150: 25}.get(settings().max_examples, 300)
+JOBS = by_profile(default=10, ci=25, nightly=300)
 """How many whole jobs a property runs, by profile."""
 Row: TypeAlias = Mapping[str, Any]
 SECOND = 1_000_000

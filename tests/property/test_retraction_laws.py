@@ -16,10 +16,11 @@ import penstock as pen
 from penstock.core.clock import new_token
 from tests.builders.aggregated_rows import Row, fold
 from tests.builders.lives import LIVES, Life, a_job_of, after_each_epoch, live
+from tests.builders.profile import by_profile
 from tests.unit.operators.aggregates.test_against_duckdb import BIG, FIRST, is_same
 from tests.unit.operators.aggregates.test_against_duckdb import CASES as OTHERS
 
-JOBS = {50: 12, 150: 40}.get(settings().max_examples, 200)
+JOBS = by_profile(default=12, ci=25, nightly=200)
 """How many whole jobs the property runs, by profile."""
 _COLUMNS: dict[str, Any] = {
     "id": pa.int64(),

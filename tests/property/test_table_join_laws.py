@@ -20,11 +20,12 @@ from penstock.testing import Amnesia, OperatorHarness
 from tests.builders.aggregated_rows import bag, fold_bag
 from tests.builders.joins import HOWS
 from tests.builders.lives import LIVES, Life, a_job_of, after_each_epoch, live
+from tests.builders.profile import by_profile
 from tests.unit.state.files.file_builders import a_schema
 
-RUNS = {50: 15, 150: 40}.get(settings().max_examples, 300)
+RUNS = by_profile(default=15, ci=25, nightly=300)
 """How many lives of a join are tried, by profile: a life takes a while."""
-JOBS = {50: 5, 150: 15}.get(settings().max_examples, 200)
+JOBS = by_profile(default=5, ci=15, nightly=200)
 
 DUCKDB = duckdb.connect()
 

@@ -18,10 +18,10 @@ from penstock.state.checkpoints import ParquetBackend
 from penstock.state.proto import state_pb2 as pb
 from tests.builders.pipeline_graphs import SHAPES, Shape
 from tests.builders.pipeline_job import PipelineJob
+from tests.builders.profile import by_profile
 
 SHAPE_NAMES = [shape.name for shape in SHAPES]
-EXAMPLES = settings().max_examples
-RUNS = {50: 6, 150: 12}.get(EXAMPLES, 400)
+RUNS = by_profile(default=6, ci=12, nightly=400)
 """How many whole jobs a property runs, by profile."""
 
 

@@ -14,8 +14,9 @@ import penstock as pen
 from penstock.core.clock import new_token
 from tests.builders.aggregated_rows import Row, agrees, fold
 from tests.builders.lives import LIVES, Life, a_job_of, after_each_epoch, live
+from tests.builders.profile import by_profile
 
-JOBS = {50: 20, 150: 40}.get(settings().max_examples, 300)
+JOBS = by_profile(default=20, ci=30, nightly=300)
 """How many whole jobs the property runs, by profile."""
 _COLUMNS: dict[str, Any] = {
     "user": pa.string(),

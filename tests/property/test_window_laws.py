@@ -20,6 +20,7 @@ from penstock.operators.windows.assignment import WindowGrid
 from penstock.operators.windows.panes import pane_window_specs
 from penstock.operators.windows.sessions import session_window_spec
 from penstock.testing import Amnesia, OperatorHarness
+from tests.builders.profile import by_profile
 from tests.builders.windows import Result, Row, SessionModel, WindowModel
 
 ROWS = StreamSchema(
@@ -29,7 +30,7 @@ ROWS = StreamSchema(
 )
 PLAN = compile_aggregates("test", {"rows": pen.count(), "total": pen.sum("value")}, ROWS)
 
-RUNS = {50: 25, 150: 50}.get(settings().max_examples, 400)
+RUNS = by_profile(default=25, ci=35, nightly=400)
 """How many lives of sessions are tried, by profile: a life takes a while."""
 
 instants = st.integers(-60, 60)

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 import penstock as pen
 from penstock.runtime.in_process import Chaos
 from tests.builders.lives import LIVES, Life, a_job_of, live
+from tests.builders.profile import by_profile
 from tests.builders.windows import SECOND, Result, Row, WindowJob
 from tests.unit.state.files.file_builders import a_schema
 
-RUNS = {50: 8, 150: 20}.get(settings().max_examples, 400)
+RUNS = by_profile(default=8, ci=20, nightly=400)
 """How many whole jobs a property runs, by profile."""
 SCHEMA = a_schema(key=pa.int64(), at=pa.int64(), value=pa.int64())
 

@@ -133,7 +133,7 @@ class DeltaUnderTest:
 
     cannot: Mapping[Line, str] = {}
     harms: Sequence[Harm] = tuple(Harm)
-    cases = by_profile(default=4, ci=8, nightly=1_000_000)
+    cases = by_profile(default=4, ci=6, nightly=1_000_000)
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self._folder = folder / new_token()
