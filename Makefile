@@ -15,7 +15,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROTO_READY := $(PROTO_VENV)/.ready
 DOCS_READY := $(DOCS_VENV)/.ready
-PYTEST := bash scripts/in_scratch.sh $(BIN)/python -m pytest
+# Both cores have a process of the tests: threads of theirs would only wait for one another.
+PYTEST := POLARS_MAX_THREADS=1 OMP_NUM_THREADS=1 bash scripts/in_scratch.sh $(BIN)/python -m pytest
 
 # The JVM that starts Spark's JVM would leave a folder in /tmp.
 export SPARK_LAUNCHER_OPTS ?= -XX:-UsePerfData
@@ -103,18 +104,21 @@ test: $(READY) ## All tests
 test-quick: $(READY) ## The tests that take less than a second each
 	$(PYTEST) $(PROCESSES) -m "not slow" $(PYTEST_ARGS)
 
-# Tests that store no keys, or none but by operators that other tests try: bits cannot matter there.
-# (Rows that wait for a file are stored by key: tests/crash tries them.)
-KEYLESS := architecture contract/executors contract/object_stores contract/sinks contract/sources \
-	crash/test_damaged_protocol_objects.py crash/test_protocol_crash_matrix.py explorer \
-	unit/connectors unit/graph unit/state/protocol unit/state/storage
+# What stores and finds rows by key: tables, the operators that use them, jobs of those operators
+# that are killed, rescaled and restored. Bits cannot matter to anything else.
+KEYED := contract/tables crash/test_branched_state.py crash/test_many_part_runs.py \
+	crash/test_pipeline_deaths.py crash/test_pipeline_takeovers.py crash/test_rescale_histories.py \
+	crash/test_table_crash_matrix.py crash/test_waiting_files_crashes.py examples \
+	golden_cases property unit/operators unit/runtime/test_compactions.py \
+	unit/runtime/test_renamed_steps.py unit/runtime/test_routing.py unit/state/files \
+	unit/state/tables
 
 .PHONY: test-hash8
 # With the lighter profile: what collisions could break shows in few examples. Without Spark,
 # which runs the same code.
-test-hash8: $(READY) ## The tests with the key hash cut to 8 bits: collisions are legal
+test-hash8: $(READY) ## The tests of what has keys, with the key hash cut to 8 bits: collisions are legal
 	HYPOTHESIS_PROFILE=default PENSTOCK_HASH_BITS=8 PENSTOCK_TEST_SERVERS= \
-		$(PYTEST) $(PROCESSES) -m "not spark" $(KEYLESS:%=--ignore=tests/%) $(PYTEST_ARGS)
+		$(PYTEST) $(PROCESSES) -m "not spark" $(KEYED:%=tests/%) $(PYTEST_ARGS)
 
 .PHONY: test-servers
 test-servers: servers ## The tests that need a server: Kafka, S3
@@ -152,10 +156,7 @@ docs: $(DOCS_READY) ## Build the documentation as a site into site/; fails on a 
 .PHONY: check
 check: export PENSTOCK_TEST_SERVERS = require
 check: ## Precisely what CI runs
-	$(MAKE) --no-print-directory lint
-	$(MAKE) --no-print-directory proto-check
-	$(MAKE) --no-print-directory docs
-	$(MAKE) --no-print-directory servers
+	$(MAKE) --no-print-directory --jobs=2 --output-sync lint proto-check docs servers
 	$(MAKE) --no-print-directory test
 	$(MAKE) --no-print-directory test-hash8
 

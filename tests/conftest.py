@@ -22,12 +22,12 @@ from tests.builders.spark_home import RUN_FOLDER, RUN_PID
 pytest_plugins = ["tests.builders.servers"]
 
 settings.register_profile(
-    "default", deadline=None, max_examples=50, stateful_step_count=30, print_blob=True
+    "default", deadline=None, max_examples=35, stateful_step_count=25, print_blob=True
 )
 settings.register_profile(
     "ci",
     deadline=None,
-    max_examples=100,
+    max_examples=80,
     stateful_step_count=40,
     derandomize=True,
     print_blob=True,

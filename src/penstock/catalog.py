@@ -108,10 +108,7 @@ _KINDS: tuple[tuple[type[OperatorConfig], _Build], ...] = (
 
 
 def default_registry(*, load_plugins: bool = True) -> Registry:
-    """Return a new registry with all built-in kinds and those of installed packages.
-
-    Finding the packages takes milliseconds, so a process keeps its registry.
-    """
+    """Return a new registry with all built-in kinds and those of installed packages."""
     registry = Registry()
     for config, build in _KINDS:
         registry.add(config.kind, config, build)

@@ -44,6 +44,6 @@ def test_ci_runs_what_the_readme_tells_a_newcomer_to_run() -> None:
 
 def test_check_leaves_nothing_out() -> None:
     recipe = MAKEFILE.partition("\ncheck:")[2].partition("\n\n")[0]
-    assert re.findall(r"\$\(MAKE\) --no-print-directory ([a-z0-9-]+)", recipe) == [
-        *("lint", "proto-check", "docs", "servers", "test", "test-hash8"),
-    ]
+    made = re.findall(r"\$\(MAKE\) --no-print-directory (.+)$", recipe, re.MULTILINE)
+    targets = [word for line in made for word in line.split() if not word.startswith("-")]
+    assert targets == ["lint", "proto-check", "docs", "servers", "test", "test-hash8"]

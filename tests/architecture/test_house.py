@@ -20,6 +20,7 @@ from scripts.house import (
     read_sources,
 )
 from tests.architecture.project import ROOT
+from tests.builders.profile import takes_long
 
 EVERY_SORT_OF_LINE = '''\
 """A module.
@@ -111,6 +112,7 @@ def test_generated_files_do_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@takes_long
 def test_both_walks_run_with_the_code_of_this_checkout() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "house.py"), "--json", "--walk"],

@@ -4,6 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import penstock as pen
 from penstock.core.schema import StreamSchema
 from penstock.testing import SourceHarness
 from tests.builders.live_stream import LiveStream
@@ -39,3 +40,10 @@ def two_partitions(folder: Path) -> LiveStream:
 def has_handed_over(harness: SourceHarness) -> bool:
     """Return whether the live side is read."""
     return harness.splits["#handover"].ended
+
+
+def pipeline_of(both: Any, name: str = "job") -> pen.Pipeline:
+    """Return a pipeline that only reads."""
+    pipeline = pen.Pipeline(name)
+    pipeline.read("both", both).write("out", pen.blackhole())
+    return pipeline

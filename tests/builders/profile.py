@@ -3,6 +3,7 @@
 import random
 from typing import TypeVar
 
+import pytest
 from hypothesis import settings
 
 T = TypeVar("T")
@@ -13,6 +14,13 @@ def by_profile(default: T, ci: T, nightly: T) -> T:
     return {"default": default, "ci": ci, "nightly": nightly}[
         settings.get_current_profile_name()
     ]
+
+
+takes_long = pytest.mark.skipif(
+    bool(by_profile(default=1, ci=0, nightly=0)),
+    reason="takes long, mostly for JVMs of its own: CI runs it, as does `CI=true make test`",
+)
+"""For a test that a developer's run leaves to CI."""
 
 
 def a_start(step: int) -> int:

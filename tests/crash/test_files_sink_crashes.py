@@ -30,10 +30,12 @@ from penstock.testing import (
 from tests.builders.files_job import FilesJob, sink_on
 from tests.builders.profile import a_start, by_profile
 
-CASES = by_profile(default=30, ci=40, nightly=1_000_000)
+CASES = by_profile(default=12, ci=30, nightly=1_000_000)
 """How many cases of a sweep are run, by profile: another part each time, the same in CI."""
-STEPS = by_profile(default=3, ci=2, nightly=1)
+STEPS = by_profile(default=8, ci=3, nightly=1)
 """Of how many calls in turn one is tried."""
+FEWEST = by_profile(default=1, ci=3, nightly=3)
+"""More than so many of a sweep's cases die, and more go on: else the sweep proves nothing."""
 OPTIONS = {"partition_by": ["day"], "format": "jsonl"}
 PARALLELISMS = (2, 1, 3)
 
@@ -108,8 +110,8 @@ def test_whatever_call_to_the_output_fails_every_row_is_committed_once() -> None
         job.output.deliver_late()
         job.look()
         finish(job, number)
-    assert died > 3
-    assert survived > 3
+    assert died > FEWEST
+    assert survived > FEWEST
 
 
 @pytest.mark.slow
@@ -122,7 +124,7 @@ def test_whatever_call_to_the_checkpoints_fails_every_row_is_committed_once() ->
         except CrashError:
             died += 1
         finish(job, number)
-    assert died > 3
+    assert died > FEWEST
 
 
 @pytest.mark.slow
@@ -160,7 +162,7 @@ def test_a_dead_process_may_still_write_while_its_successor_commits() -> None:
         job.run(output_faults=[deliver])
         dying.deliver_late()
         job.check()
-    assert died > 3
+    assert died > FEWEST
 
 
 @pytest.mark.slow
@@ -187,7 +189,7 @@ def test_whatever_call_fails_a_job_without_rows_ends_with_one_list_that_tells_it
             assert status.phase is pen.JobPhase.FINISHED
             assert read_committed(store).schema.names == ["n"]
             assert [info.path[:11] for info in store.list("")] == ["_committed/"]
-    assert died > 3
+    assert died > FEWEST
 
 
 def _last_of(outputs: list[FaultyStore], url: str) -> FaultyStore:
@@ -234,8 +236,8 @@ def test_whatever_call_to_the_output_fails_after_a_restore_every_row_is_there_on
         job.output.deliver_late()
         job.look()
         finish(job, number)
-    assert died > 3
-    assert survived > 3
+    assert died > FEWEST
+    assert survived > FEWEST
 
 
 @pytest.mark.slow
@@ -251,7 +253,7 @@ def test_whatever_call_to_the_checkpoints_fails_in_a_restore_every_row_is_there_
             died += 1
         job.look()
         finish(job, number)
-    assert died > 3
+    assert died > FEWEST
 
 
 @pytest.mark.slow
@@ -298,4 +300,4 @@ def test_a_restore_that_was_replaced_by_another_one_leaves_no_trace() -> None:
             fenced += 1
         job.check()
         assert slept
-    assert fenced > 3
+    assert fenced > FEWEST

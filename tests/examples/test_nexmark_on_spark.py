@@ -11,7 +11,7 @@ from tests.builders.spark_session import OnSpark
 from tests.examples.nexmark_case import EVENTS, NexmarkCase
 
 CHOSEN = by_profile(
-    default=[("q4", "stopped-and-rescaled"), ("q19", "killed-and-restored")],
+    default=[("q4", "killed-and-restored")],
     # Every query in two modes, one of which stops or kills it.
     ci=[
         (name, mode)

@@ -27,7 +27,7 @@ SCATTERED = by_profile(default=40, ci=1_500, nightly=50_000)
 SAMPLED = by_profile(default=80, ci=3_900, nightly=100_000)
 PROMISED = by_profile(default=2_000, ci=100_000, nightly=1_000_000)
 SCENARIOS = list(dict.fromkeys(scenario for scenario, _ in SHORT))
-EVERY = by_profile(default=4, ci=1, nightly=1)
+EVERY = by_profile(default=8, ci=1, nightly=1)
 """Of how many scenarios in turn one is enumerated to its end."""
 NO_LIMIT = 1_000_000
 

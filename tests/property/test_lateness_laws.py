@@ -30,7 +30,7 @@ from tests.builders.aggregated_rows import fold
 from tests.builders.profile import by_profile
 from tests.builders.windows import Row, WindowModel, micros
 
-LIVES = by_profile(15, 60, 400)
+LIVES = by_profile(10, 40, 400)
 """How many lives of windows a property tries: a life takes a while."""
 _TYPES: dict[str, Any] = {
     "key": pa.int64(),

@@ -17,7 +17,7 @@ from tests.builders.aggregated_rows import Row, fold
 from tests.builders.lives import LIVES, Life, a_job_of, live
 from tests.builders.profile import by_profile
 
-JOBS = by_profile(default=40, ci=60, nightly=400)
+JOBS = by_profile(default=20, ci=40, nightly=400)
 """How many whole jobs the property runs, by profile."""
 MINUTE = 60_000_000
 TTL = 10

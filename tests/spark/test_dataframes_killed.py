@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.profile import takes_long
 from tests.builders.spark_session import SparkProgram, shared_session
 from tests.spark.attach_program import a_pipeline, attach, open_stream, write_epoch
 
@@ -48,6 +49,7 @@ def test_job_and_query_go_on_after_kill_9_between_function_and_marker(
     finish(tmp_path)
 
 
+@takes_long
 def test_ctrl_c_stops_job_and_query_after_a_batch(
     tmp_path: Path, program: SparkProgram
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders.profile import takes_long
 from tests.builders.spark_session import SparkProgram, marks_in
 from tests.spark.counting_job import CountingJob
 
@@ -52,6 +53,7 @@ def test_an_executor_killed_in_the_middle_of_an_epoch_loses_and_doubles_nothing(
     assert marks_in(tmp_path / "marks") == {"killed"}
 
 
+@takes_long
 def test_spark_repeats_or_gives_up_an_epoch_of_which_it_lost_half_a_level(
     cluster: SparkProgram, tmp_path: Path
 ) -> None:
@@ -63,6 +65,7 @@ def test_spark_repeats_or_gives_up_an_epoch_of_which_it_lost_half_a_level(
     assert told["restarts"] == len(told["errors"]) <= 1, told
 
 
+@takes_long
 def test_receipts_catch_an_epoch_that_mixed_two_attempts_of_a_task(
     cluster: SparkProgram, tmp_path: Path
 ) -> None:
@@ -73,6 +76,7 @@ def test_receipts_catch_an_epoch_that_mixed_two_attempts_of_a_task(
     assert told["restarts"] == 0
 
 
+@takes_long
 def test_a_task_that_was_overtaken_by_its_copy_counts_once(
     cluster: SparkProgram, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.profile import takes_long
 from tests.builders.spark_home import QUICK_JVM
 from tests.builders.spark_session import ROOT
 
@@ -125,6 +126,7 @@ def test_the_source_archive_holds_what_the_tests_need(built: Path) -> None:
     assert parts >= {"src", "tests", "docs", "README.md", "LICENSE", "Makefile"}
 
 
+@takes_long
 def test_an_installed_wheel_runs_a_job_on_spark_from_another_folder(
     python: Path, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders.profile import takes_long
 from tests.builders.spark_session import SparkProgram, claim, wait_for_mark
 from tests.spark.counting_job import CountingJob
 
@@ -50,6 +51,7 @@ def test_ctrl_c_ends_the_epoch_with_a_checkpoint_and_stops(
     finish(driver, job)
 
 
+@takes_long
 def test_a_second_ctrl_c_stops_an_epoch_that_does_not_end(
     driver: SparkProgram, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.spark.running import run_on_spark
 from tests.builders.joins import JoinJob, interval_sql, run_sql, session_sql, window_sql
+from tests.builders.profile import takes_long
 from tests.builders.spark_session import shared_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -108,6 +109,7 @@ def test_rows_are_looked_up_in_all_kinds_of_lookups_on_spark(tmp_path: Path) -> 
     }
 
 
+@takes_long
 def test_a_dataframe_is_computed_again_when_a_reload_is_due_and_sees_new_files(
     tmp_path: Path,
 ) -> None:

@@ -14,7 +14,7 @@ from tests.spark.counting_job import CountingJob
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 PROGRAM = Path(__file__).with_name("counting_program.py")
-KILLS = by_profile(default=4, ci=12, nightly=100)
+KILLS = by_profile(default=2, ci=8, nightly=100)
 ROWS = 100_000
 """More than the killed drivers get done."""
 

@@ -12,6 +12,7 @@ from penstock.runtime.spark.session import (
     find_lacking,
     set_for_epochs,
 )
+from tests.builders.profile import takes_long
 from tests.builders.spark_home import quick_jvm, spark_home
 from tests.builders.spark_session import ROOT, run_module, shared_session
 
@@ -40,6 +41,7 @@ def test_nothing_of_spark_reaches_the_terminal(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@takes_long
 def test_what_spark_says_is_shown_to_whoever_asks(tmp_path: Path) -> None:
     folder = str(tmp_path / "checkpoints")
     done = run_module(
@@ -54,6 +56,7 @@ def test_what_spark_says_is_shown_to_whoever_asks(tmp_path: Path) -> None:
     assert " WARN " in done.stderr
 
 
+@takes_long
 def test_a_spark_that_runs_already_is_used_told_what_it_lacks_once_and_left_alone(
     tmp_path: Path,
 ) -> None:
@@ -79,6 +82,7 @@ def test_a_spark_that_runs_already_is_used_told_what_it_lacks_once_and_left_alon
     assert "local[2] never tries a task again" in warnings[0]
 
 
+@takes_long
 def test_the_last_of_several_jobs_stops_their_spark_and_nobody_stops_another(
     tmp_path: Path,
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.profile import takes_long
 from tests.builders.spark_session import SparkProgram, wait_for_mark
 from tests.builders.standalone_cluster import StandaloneCluster
 from tests.spark.counting_job import CountingJob
@@ -28,6 +29,7 @@ def cluster(spark_scratch: Path) -> Iterator[StandaloneCluster]:
         yield cluster
 
 
+@takes_long
 def test_a_job_on_a_standalone_cluster_loses_nothing_when_a_worker_is_killed(
     cluster: StandaloneCluster, spark_scratch: Path, tmp_path: Path
 ) -> None:

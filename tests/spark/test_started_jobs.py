@@ -8,6 +8,7 @@ import pytest
 
 import penstock as pen
 from penstock.errors import UserCodeError
+from tests.builders.profile import takes_long
 from tests.builders.spark_session import PATIENCE_SECONDS, run_module, shared_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -52,6 +53,7 @@ def test_wait_raises_what_a_job_on_spark_failed_of(tmp_path: Path) -> None:
     assert job.status.phase is pen.JobPhase.FAILED
 
 
+@takes_long
 def test_a_program_that_ends_without_waiting_for_its_job_ends_and_leaves_nothing(
     tmp_path: Path,
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings as hypothesis_settings
 
+from tests.builders.profile import takes_long
 from tests.builders.spark_session import SparkProgram, claim, marks_in, wait_for_mark
 from tests.spark.counting_job import CountingJob
 
@@ -138,6 +139,7 @@ def wait_for_start(driver: SparkProgram, moment: str) -> None:
         wait_until(lambda: any(map(has_context, driver.jvms())))
 
 
+@takes_long
 def test_a_start_of_spark_that_is_interrupted_or_killed_leaves_no_jvm_and_no_riddle(
     driver: SparkProgram, job: CountingJob
 ) -> None:
@@ -162,6 +164,7 @@ def test_a_start_of_spark_that_is_interrupted_or_killed_leaves_no_jvm_and_no_rid
     finish(driver, job)
 
 
+@takes_long
 def test_an_epoch_that_does_not_end_is_stopped_at_once_and_outlives_its_jvm(
     driver: SparkProgram, job: CountingJob
 ) -> None:
@@ -199,6 +202,7 @@ def test_a_signal_while_spark_starts_again_stops_the_job(
     wait_until(lambda: not driver.jvms())
 
 
+@takes_long
 def test_an_epoch_whose_function_lost_its_jvm_is_handed_over_again(
     driver: SparkProgram, job: CountingJob
 ) -> None:
@@ -211,6 +215,7 @@ def test_an_epoch_whose_function_lost_its_jvm_is_handed_over_again(
     assert sum(taken.values()) == ROWS
 
 
+@takes_long
 def test_a_users_session_is_left_clean_and_its_death_ends_the_job_with_a_sentence(
     driver: SparkProgram, job: CountingJob
 ) -> None:

@@ -11,7 +11,7 @@ from penstock.errors import ExternalError, StorageError
 from penstock.runtime.driver.policies import RestartPolicy
 from penstock.testing import Call, Fault, FaultMode, FaultyStore, Lands
 from tests.builders.kept_epochs import remount, small_disk
-from tests.builders.profile import by_profile
+from tests.builders.profile import takes_long
 from tests.builders.spark_session import claim, marks_in, shared_session
 from tests.spark.counting_job import SETTINGS, CountingJob
 
@@ -34,8 +34,7 @@ FAULTS = {
     "it is written and no answer comes back": (FaultMode.LOSE_RESPONSE, Lands.NOW),
     "nothing is written and no answer comes back": (FaultMode.LOSE_RESPONSE, Lands.NEVER),
 }
-BOTH_DISKS = [("checkpoints", "256k"), ("out", "48k")]
-FULL_DISKS = by_profile(default=BOTH_DISKS[:1], ci=BOTH_DISKS, nightly=BOTH_DISKS)
+FULL_DISKS = [("checkpoints", "256k"), ("out", "48k")]
 
 
 @dataclass(frozen=True)
@@ -112,6 +111,7 @@ def test_compactions_that_fail_harm_no_epoch_and_are_ordered_again(
 
 
 @pytest.mark.parametrize(("full", "size"), FULL_DISKS)
+@takes_long
 def test_a_full_disk_stops_the_job_and_with_more_space_it_goes_on(
     tmp_path: Path, full: str, size: str
 ) -> None:

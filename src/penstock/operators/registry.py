@@ -22,12 +22,13 @@ are; lists become tuples where the class says so. A kind may also be added as an
 
 import dataclasses
 import inspect
+import sys
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
 
@@ -307,8 +308,7 @@ class Registry:
 
     def load_entry_points(self, group: str = ENTRY_POINT_GROUP) -> None:
         """Let every installed package that names an entry point in `group` add its kinds."""
-        found = entry_points(group=group)
-        for entry_point in sorted(found, key=lambda entry: (entry.name, entry.value)):
+        for entry_point in _installed(group, tuple(sys.path)):
             try:
                 entry_point.load()(self)
             except Exception as error:  # code of other packages may raise anything
@@ -322,6 +322,17 @@ class Registry:
                     package=None if owner is None else owner.name,
                     entry_point=entry_point.name,
                 ) from error
+
+
+@cache
+def _installed(group: str, path: tuple[str, ...]) -> Sequence[EntryPoint]:
+    """Return the entry points of the packages on a path.
+
+    Looking for them takes milliseconds, so a package that is installed later needs a new process.
+    """
+    del path  # sys.path, which decides what is found
+    found = entry_points(group=group)
+    return sorted(found, key=lambda entry: (entry.name, entry.value))
 
 
 def _declaring_class(constructor: OperatorConstructor[Any]) -> str:

@@ -50,7 +50,7 @@ class FilesUnderTest:
 
     cannot: Mapping[Line, str] = {}
     harms: Sequence[Harm] = tuple(Harm)
-    cases = by_profile(default=6, ci=9, nightly=1_000_000)
+    cases = by_profile(default=3, ci=7, nightly=1_000_000)
     merges = False
 
     def __init__(self, **options: Any) -> None:
@@ -88,7 +88,7 @@ class ListUnderTest:
         Line.RESTORE: "a list keeps the rows of epochs that a restore abandons"
     }
     harms: Sequence[Harm] = ()
-    cases = by_profile(default=6, ci=9, nightly=1_000_000)
+    cases = by_profile(default=3, ci=7, nightly=1_000_000)
     merges = False
     calls = 0
 
@@ -148,7 +148,7 @@ class StdoutUnderTest:
         Line.RESTORE: "what was printed cannot be taken back",
     }
     harms: Sequence[Harm] = (Harm.FAILS, Harm.FAILS_AFTER, *DEATHS, Harm.SLEEPS)
-    cases = by_profile(default=6, ci=9, nightly=1_000_000)
+    cases = by_profile(default=3, ci=7, nightly=1_000_000)
     merges = False
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

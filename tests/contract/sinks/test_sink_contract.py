@@ -4,7 +4,7 @@ Lines that a sink cannot promise are in its `cannot`: there at least nothing may
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +61,16 @@ def strikes_on(job: SinkJob) -> list[Strike]:
     return [Strike(harm, at) for at in range(1, job.sink.calls + 1) for harm in harms]
 
 
+def faults_of(make_sink: MakeSink, kinds: Iterable[Fault]) -> Iterator[tuple[int, Fault]]:
+    """Return faults of the calls to the checkpoints that an undisturbed run makes."""
+    whole = SinkJob(make_sink())
+    whole.run()
+    every = [
+        replace(kind, at=at) for at in range(1, len(whole.job.calls) + 1) for kind in kinds
+    ]
+    return spread(every, make_sink().cases)
+
+
 def test_every_row_is_there_once_at_any_parallelism(make_sink: MakeSink) -> None:
     for parallelism in PARALLELISMS:
         job = SinkJob(make_sink())
@@ -91,14 +101,7 @@ def test_killed_between_any_two_steps_of_the_job_every_row_is_there_once(
     make_sink: MakeSink,
 ) -> None:
     """The steps are the calls to the checkpoints: staging, publication, markers of commits."""
-    whole = SinkJob(make_sink())
-    whole.run()
-    every = [
-        replace(death, at=at)
-        for at in range(1, len(whole.job.calls) + 1)
-        for death in DEATHS_OF_A_STORE
-    ]
-    for number, fault in spread(every, make_sink().cases):
+    for number, fault in faults_of(make_sink, DEATHS_OF_A_STORE):
         job = SinkJob(make_sink())
         with pytest.raises(CrashError):
             job.run(fault)
@@ -109,14 +112,7 @@ def test_whatever_call_to_the_checkpoints_fails_every_row_is_there_once(
     make_sink: MakeSink,
 ) -> None:
     """Sinks stage beside the checkpoints, too: a call is not made, is made, or nobody knows."""
-    whole = SinkJob(make_sink())
-    whole.run()
-    every = [
-        replace(failure, at=at)
-        for at in range(1, len(whole.job.calls) + 1)
-        for failure in FAILURES_OF_A_STORE
-    ]
-    for number, fault in spread(every, make_sink().cases):
+    for number, fault in faults_of(make_sink, FAILURES_OF_A_STORE):
         job = SinkJob(make_sink())
         failure = failure_of(job, fault)
         assert failure is None or is_transient(failure)

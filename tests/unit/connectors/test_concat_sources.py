@@ -19,7 +19,13 @@ from penstock.testing import SourceHarness
 from penstock.testing.given import shared_registry
 from tests.builders.graphs import schema_of
 from tests.builders.live_stream import LiveStream, LiveTopic
-from tests.builders.placed_rows import STREAM, has_handed_over, rows_of, two_partitions
+from tests.builders.placed_rows import (
+    STREAM,
+    has_handed_over,
+    pipeline_of,
+    rows_of,
+    two_partitions,
+)
 from tests.contract.sources.concat_sources import PLACED, placed_files, write_placed
 from tests.contract.sources.source_under_test import EPOCH
 
@@ -181,12 +187,6 @@ def test_kafka_begins_after_history_only_if_it_says_so() -> None:
 
 
 # ---- the start
-
-
-def pipeline_of(both: Any, name: str = "job") -> pen.Pipeline:
-    pipeline = pen.Pipeline(name)
-    pipeline.read("both", both).write("out", pen.blackhole())
-    return pipeline
 
 
 def test_a_given_point_that_is_gone_fails_the_start_before_history_is_read(

@@ -16,7 +16,7 @@ from penstock.operators.splits import SplitState
 from penstock.testing import SourceHarness
 from penstock.testing.given import shared_registry
 from tests.builders.live_stream import LiveStream, LiveTopic
-from tests.builders.placed_rows import has_handed_over, rows_of, two_partitions
+from tests.builders.placed_rows import has_handed_over, pipeline_of, rows_of, two_partitions
 from tests.contract.sources.concat_sources import PLACED, placed_files, write_placed
 from tests.contract.sources.source_under_test import EPOCH
 
@@ -24,12 +24,6 @@ from tests.contract.sources.source_under_test import EPOCH
 @pytest.fixture
 def live(tmp_path: Path) -> LiveStream:
     return two_partitions(tmp_path)
-
-
-def pipeline_of(both: Any, name: str = "job") -> pen.Pipeline:
-    pipeline = pen.Pipeline(name)
-    pipeline.read("both", both).write("out", pen.blackhole())
-    return pipeline
 
 
 def test_history_is_forgotten_after_the_hand_over_and_may_go(

@@ -132,6 +132,12 @@ class _Always(random.Random):
         return seq[0]
 
 
+def reader_of(log: Log) -> PartitionReader:
+    """Return a reader of a stand-in for Kafka's client."""
+    client: Any = log
+    return PartitionReader(client)
+
+
 def read(
     reader: PartitionReader, ranges: Mapping[Partition, Range], kept: Sequence[Partition]
 ) -> dict[Partition, list[int]]:
@@ -179,7 +185,7 @@ def test_every_record_of_a_range_is_read_once_however_records_come(
     ends = {
         key: max(records[key], default=-1) + 1 + more for key, (_, more) in found.items()
     }
-    reader: Any = PartitionReader(Log(records, ends, random.Random(seed)))  # type: ignore[arg-type]
+    reader = reader_of(Log(records, ends, random.Random(seed)))
     at = dict.fromkeys(records, 0)
     keys = sorted(records)
     with pytest.MonkeyPatch.context() as patch:
@@ -218,7 +224,7 @@ def test_what_comes_of_a_paused_partition_in_the_same_call_is_not_passed_over(
         _Always(0),
         first=[*run, Message(other, 0), Message(one, 4), end],
     )
-    reader = PartitionReader(log)  # type: ignore[arg-type]
+    reader = reader_of(log)
     first = {one: Range(0, 1), other: Range(0, 1)}
     assert read(reader, first, []) == {one: [0], other: [0]}
     then = {one: Range(1, 5), other: Range(1, 5)}
@@ -231,7 +237,7 @@ def test_an_epoch_that_is_broken_off_is_gone_on_with_by_ranges_of_any_length(
 ) -> None:
     keys = [Partition("a", 0), Partition("a", 1)]
     log = Log(dict.fromkeys(keys, range(60)), dict.fromkeys(keys, 60), random.Random(seed))
-    reader = PartitionReader(log)  # type: ignore[arg-type]
+    reader = reader_of(log)
     at = dict.fromkeys(keys, 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "RECORDS_PER_PIECE", 7)
@@ -263,7 +269,7 @@ def test_large_records_behind_a_range_pause_their_partition(
         _Always(0),
         first=[Message(one, at) for at in range(6)],
     )
-    reader = PartitionReader(log)  # type: ignore[arg-type]
+    reader = reader_of(log)
     first = {one: Range(0, 1), other: Range(0, 1)}
     assert read(reader, first, []) == {one: [0], other: [0]}
     assert log.paused == {one}
@@ -277,7 +283,7 @@ def test_only_what_is_far_from_its_end_is_fetched_between_epochs(
     monkeypatch.setattr(reading, "MOST_LEFT_ALONE", 10)
     far, near = Partition("a", 0), Partition("a", 1)
     log = Log({far: range(50), near: range(50)}, {far: 50, near: 50}, _Always(0))
-    reader = PartitionReader(log)  # type: ignore[arg-type]
+    reader = reader_of(log)
     ranges = {far: Range(30, 40), near: Range(31, 41)}
     assert read(reader, ranges, []) == {far: [*range(30, 40)], near: [*range(31, 41)]}
     assert log.positions.keys() == {far}
@@ -316,7 +322,7 @@ def test_a_partition_that_waits_for_its_turn_is_not_read_far_behind_its_range(
         {late: range(5), other: range(5_000)}, {late: 5, other: 5_000}, _Always(0)
     )
     log.late = late
-    reader = PartitionReader(log)  # type: ignore[arg-type]
+    reader = reader_of(log)
     ranges = {late: Range(0, 5), other: Range(0, 5)}
     assert read(reader, ranges, []) == {late: [*range(5)], other: [*range(5)]}
     assert log.calls > 50
@@ -345,7 +351,7 @@ def test_an_answer_that_is_under_way_is_not_asked_for_anew(
     monkeypatch.setattr(reading, "_STALLED_SECONDS", 0.0)
     one = Partition("a", 0)
     log = _SlowLog({one: range(9)}, {one: 9}, _Always(0))
-    reader = PartitionReader(log)  # type: ignore[arg-type]  # a stand-in for clients
+    reader = reader_of(log)
     looked: list[bool] = []
     ranges = {one: Range(0, 9)}
     pieces = list(
