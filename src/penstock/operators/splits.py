@@ -127,13 +127,18 @@ class BudgetMeter:
         """How long the source has been reading."""
         return self._clock.now_micros() - self._started_micros
 
+    def has_overrun(self, part: float = 1 / 2) -> bool:
+        """Return whether this part of the time is over that a source has beyond its wall time."""
+        limits = self.budget
+        return self.elapsed_micros >= limits.wall_micros + limits.overrun_micros * part
+
     @property
     def is_spent(self) -> bool:
         """Return whether the source should return now."""
         return (
             self.rows_read >= self.budget.rows
             or self.bytes_read >= self.budget.size_bytes
-            or self._clock.now_micros() - self._started_micros >= self.budget.wall_micros
+            or self.elapsed_micros >= self.budget.wall_micros
         )
 
 

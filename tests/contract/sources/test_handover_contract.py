@@ -201,4 +201,8 @@ def test_kafka_begins_with_the_first_record_of_the_time(kafka: Any) -> None:
         # The first that is left is of that time, and so may be some that are gone.
         start_at(Handover("time", 5_000_000, "at"))
     assert start_at(Handover("time", 6_000_000, "at")) == [5, 0]
+    # Where nothing is known of clocks, all is read, and the instant must still be held.
+    assert start_at(Handover("time", 6_000_000, "other", skew_micros=None)) == [4, 0]
+    with pytest.raises(UserError, match="does not hold the hand-over point"):
+        start_at(Handover("time", 5_000_000, "other", skew_micros=None))
     topic.delete()

@@ -325,3 +325,49 @@ def test_all_records_that_a_rule_refuses_are_found_by_few_looks(
     assert decoded.rows["id"].to_pylist() == [1]
     assert len(decoded.bad) == 1_000
     assert len(looks) < 10
+
+
+LISTED = pa.schema(
+    [("id", pa.int64()), ("parts", pa.list_(pa.struct([("a", pa.int64())])))]
+)
+
+
+@pytest.mark.parametrize("on_wider", ["bad", "fail", "cast"])
+@pytest.mark.parametrize("on_new", ["bad", "fail"])
+def test_a_new_column_inside_of_a_list_is_found(on_new: str, on_wider: str) -> None:
+    new = b'{"id": 1, "parts": [{"a": 1}, {"a": 2, "tip": 3}]}'
+    # With a value that is cast, so that the record is looked at by the other parser, too.
+    cast = b'{"id": 2.0, "parts": [{"a": 1, "tip": 3}]}'
+    for record in (new, cast) if on_wider == "cast" else (new,):
+        found = decode(record, schema=LISTED, on_new=on_new, on_wider=on_wider)
+        assert found.rows.num_rows == 0
+        (bad,) = found.bad
+        assert "parts[].tip" in bad.reason
+        assert bad.fails == (on_new == "fail")
+
+
+@pytest.mark.parametrize("rules", [{}, {"on_wider": "cast"}])
+def test_names_of_columns_may_have_any_characters(rules: dict[str, Any]) -> None:
+    schema = pa.schema([('a"b\\c\n', pa.int64())])
+    name = json.dumps(schema.names[0]).encode()
+    found = decode(b"{%b: 5}" % name, b'{%b: "6"}' % name, schema=schema, **rules)
+    assert found.rows.column(0).to_pylist() == ([5, 6] if rules else [5])
+    assert len(found.bad) == (0 if rules else 1)
+
+
+def test_a_required_column_of_an_upsert_may_be_absent_only_from_a_deleted_row() -> None:
+    required = pa.schema(
+        [pa.field("user", pa.int64()), pa.field("n", pa.string(), nullable=False)]
+    )
+    upserts = record_format("upsert", required, {"key": "user"})
+    keys = [b'{"user": %d}' % number for number in range(4)]
+    values = [b'{"n": "x"}', None, b"{}", b'{"n": null}']
+    found = upserts.decode(pa.array(values, pa.binary()), pa.array(keys, pa.binary()))
+    assert found.rows.select(["user", "deleted"]).to_pylist() == [
+        {"user": 0, "deleted": False},
+        {"user": 1, "deleted": True},
+    ]
+    assert [(one.index, "'n' is null" in one.reason) for one in found.bad] == [
+        (2, True),
+        (3, True),
+    ]

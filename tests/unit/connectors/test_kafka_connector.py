@@ -1,5 +1,6 @@
 """Tests what users may write of Kafka's topics, and that mistakes are named before a start."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 import penstock as pen
 from penstock.connectors.kafka.positions import Start
 from penstock.core.schema import StreamSchema
+from penstock.core.secrets import Secret
 from penstock.errors import SchemaError, UserError
 from penstock.operators.operator import SourceOperator
+from penstock.operators.secret_options import find_secrets
+from penstock.operators.splits import SplitState
 from penstock.testing.given import shared_registry
 
 
@@ -151,3 +155,60 @@ def test_a_password_in_the_address_of_a_server_is_refused_and_not_shown(
     with pytest.raises(UserError, match=r"sasl\.password") as failure:
         pen.kafka("bids", servers=servers, schema={"item": int})
     assert "hunter2" not in str(failure.value)
+
+
+def test_a_secret_of_a_format_is_not_written_out() -> None:
+    name = "tests.unit.connectors.test_kafka_connector:Registered"
+    with pytest.raises(UserError, match=r"format_options=….*'registry.password'") as caught:
+        bids(format=name, format_options={"registry.password": "HUNTER2"})
+    assert "HUNTER2" not in str(caught.value)
+    given = {"password": pen.secret(env="REGISTRY_PASSWORD")}
+    spec = bids(format=name, format_options=given).source_spec()
+    assert [each.env for each in find_secrets(spec.config)] == ["REGISTRY_PASSWORD"]
+    made = shared_registry().construct(spec).operator
+    assert isinstance(made, SourceOperator)
+    assert made.output_schema().arrow.names == ["REGISTRY_PASSWORD"]
+
+
+class Registered(pen.RecordFormat):
+    """A format that asks a registry, with a password."""
+
+    def __init__(self, schema: pa.Schema, password: Secret) -> None:
+        del schema
+        self.schema = pa.schema([(str(password.env), pa.string())])
+
+    def decode(self, values: Any, keys: Any = None) -> Any:
+        raise NotImplementedError
+
+    def encode(self, rows: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_offsets_that_could_not_be_written_to_a_group_are_written_with_the_next_epoch() -> (
+    None
+):
+    source: Any = shared_registry().construct(bids(commit_group="lag").source_spec())
+    source = source.operator
+    calls: list[tuple[dict[str, int], Callable[[], None]]] = []
+
+    class Group:
+        def write_group(
+            self, _: str, offsets: dict[str, int], on_failure: Callable[[], None]
+        ) -> None:
+            calls.append((offsets, on_failure))
+
+    source._topics = Group()
+
+    def commit(first: int, second: int) -> dict[str, int]:
+        states = {
+            f"bids/{number}": SplitState(offset=("id", at))
+            for number, at in enumerate((first, second))
+        }
+        source.on_committed(states)
+        return calls[-1][0]
+
+    assert commit(3, 4) == {"bids/0": 3, "bids/1": 4}
+    assert commit(5, 4) == {"bids/0": 5}
+    calls[-1][1]()  # the answer is that it failed
+    assert commit(5, 4) == {"bids/0": 5, "bids/1": 4}
+    assert len(calls) == 3

@@ -232,3 +232,31 @@ def test_a_record_as_old_as_the_topic_takes_it_gets_some_time_to_be_committed(
     if problem is not None:
         assert "100 s in the past" in problem
         assert "message.timestamp.before.max.ms" in problem
+
+
+@pytest.mark.parametrize(
+    ("pairs", "says"),
+    [
+        ([(None, b"1")], "has a null as a header's name"),
+        ([None], "has a null as a header's name"),
+        ([("a\0b", b"1")], "NUL in a header's name"),
+    ],
+)
+def test_headers_without_a_name_that_can_be_written_are_refused(
+    pairs: list[Any], says: str
+) -> None:
+    kind = pa.list_(pa.struct([("k", pa.string()), ("v", pa.binary())]))
+    rows = pa.record_batch({"id": [1, 2], "tags": pa.array([None, pairs], kind)})
+    with pytest.raises(UserError, match=says):
+        records_of(rows, RecordColumns(value=("id",), headers="tags"))
+
+
+@pytest.mark.parametrize("first", [0, 999, -1])
+def test_an_instant_that_kafka_takes_for_none_is_refused(first: int) -> None:
+    kind = pa.timestamp("us", "UTC")
+    rows = pa.record_batch({"id": [1, 2], "at": pa.array([first, None], kind)})
+    with pytest.raises(UserError, match="1970, which Kafka has no timestamp for"):
+        records_of(rows, RecordColumns(value=("id",), timestamp="at"))
+    rows = pa.record_batch({"id": [1, 2], "at": pa.array([1_000, None], kind)})
+    records = records_of(rows, RecordColumns(value=("id",), timestamp="at"))
+    assert records.column("timestamp").to_pylist() == [1, None]

@@ -171,6 +171,7 @@ def test_a_topic_that_was_read_must_be_named_again() -> None:
         check_same_topics(["bids-10/0"], Selection(pattern="bids-."))
 
 
-def test_a_pattern_passes_over_topics_of_kafka_itself() -> None:
-    assert not Selection(pattern=".*").has("__consumer_offsets")
-    assert Selection(("__consumer_offsets",)).has("__consumer_offsets")
+@pytest.mark.parametrize("name", ["__consumer_offsets", "penstock.markers.job.out"])
+def test_a_pattern_passes_over_topics_of_kafka_itself_and_of_markers(name: str) -> None:
+    assert not Selection(pattern=".*").has(name)
+    assert Selection((name,)).has(name)

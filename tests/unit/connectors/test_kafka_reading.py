@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from penstock.connectors.kafka import reading
 from penstock.connectors.kafka.positions import Partition
 from penstock.connectors.kafka.reading import PartitionReader, Range
+from penstock.errors import ExternalError
 
 
 @dataclass(frozen=True)
@@ -360,3 +361,51 @@ def test_an_answer_that_is_under_way_is_not_asked_for_anew(
     assert sum(len(chunk.offsets) for piece in pieces for chunk in piece.chunks) == 9
     assert looked
     assert log.asked == 1
+
+
+@given(st.integers(0, 1 << 30), st.integers(1, 25))
+def test_epochs_that_are_late_hand_out_what_has_come_and_nothing_is_passed_over(
+    seed: int, calls: int
+) -> None:
+    dice = random.Random(seed)
+    keys = [Partition("a", number) for number in range(3)]
+    reader = reader_of(Log(dict.fromkeys(keys, range(40)), dict.fromkeys(keys, 40), dice))
+    found: dict[Partition, list[int]] = {key: [] for key in keys}
+    while any(len(values) < 40 for values in found.values()):
+        ranges = {key: Range(len(v), 40) for key, v in found.items() if len(v) < 40}
+        asked = iter(range(calls))
+        for piece in reader.read(
+            ranges,
+            kept=keys,
+            on_gone=lambda _, at: at,
+            on_stall=lambda: None,
+            is_late=lambda asked=asked: next(asked, None) is None,  # type: ignore[misc]  # bound here
+        ):
+            values = [int(v) for chunk in piece.chunks for v in chunk.values.to_pylist()]
+            found[piece.partition] += values
+            assert found[piece.partition] == list(range(piece.next))
+
+
+def test_partitions_do_not_wait_for_one_whose_leader_is_gone_once_the_epoch_is_late() -> (
+    None
+):
+    gone, other = Partition("a", 0), Partition("a", 1)
+    log = _LateLog({gone: range(5), other: range(9)}, {gone: 5, other: 9}, _Always(0))
+    log.late = gone
+    reader = reader_of(log)
+    ranges = {gone: Range(0, 5), other: Range(0, 9)}
+    pieces = reader.read(
+        ranges,
+        on_gone=lambda _, at: at,
+        on_stall=lambda: None,
+        is_late=lambda: log.calls >= 20,
+    )
+    assert [(piece.partition, piece.next) for piece in pieces] == [(other, 9)]
+
+
+def test_a_partition_that_a_broker_does_not_know_yet_is_tried_again() -> None:
+    one = Partition("a", 0)
+    unknown = Message(one, -1001, Error("_UNKNOWN_PARTITION"))
+    log = Log({one: range(5)}, {one: 5}, _Always(0), first=[unknown])
+    with pytest.raises(ExternalError, match="a/0 cannot be read"):
+        read(reader_of(log), {one: Range(0, 5)}, [])

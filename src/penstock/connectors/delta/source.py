@@ -211,7 +211,7 @@ class DeltaSource(Configured[DeltaSourceConfig], SourceOperator):
         for split in files:
             ctx.advance(split.name, split.start)
         for index, split in enumerate(files):
-            if index and self._is_too_late(ctx):
+            if index and ctx.budget.has_overrun():
                 return
             try:
                 self._read(split, ctx, collector)
@@ -240,7 +240,7 @@ class DeltaSource(Configured[DeltaSourceConfig], SourceOperator):
                 ctx.advance(split.name, (*piece.next, offset.partition))
                 if piece.is_last:
                     ctx.end_split(split.name)
-                elif piece.next != start and self._is_too_late(ctx):
+                elif piece.next != start and ctx.budget.has_overrun():
                     return
 
     @override
@@ -418,11 +418,6 @@ class DeltaSource(Configured[DeltaSourceConfig], SourceOperator):
         if not is_gone or split is None or "version" in error.context:
             return error
         return vacuumed(self.config.url, str(path), read_name(split)[0])
-
-    @staticmethod
-    def _is_too_late(ctx: SourceContext) -> bool:
-        limits = ctx.budget.budget
-        return ctx.budget.elapsed_micros >= limits.wall_micros + limits.overrun_micros // 2
 
 
 def no_table(url: str) -> UserError:

@@ -284,7 +284,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         for split in files:
             ctx.advance(split.name, split.start)
         for index, split in enumerate(files):
-            if index and self._is_too_late(ctx):
+            if index and ctx.budget.has_overrun():
                 return
             self._read(split, ctx, collector)
 
@@ -303,7 +303,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
                 ctx.advance(split.name, tuple(piece.next))
                 if piece.is_last:
                     ctx.end_split(split.name)
-                elif piece.next != start and self._is_too_late(ctx):
+                elif piece.next != start and ctx.budget.has_overrun():
                     return
 
     def _handle_bad(
@@ -411,11 +411,6 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         for path in sorted(new, key=lambda path: path not in self._awaited):
             size_bytes = self._listed[path]
             yield SourceFile(self._store, path, size_bytes), FileOffset(size_bytes)
-
-    @staticmethod
-    def _is_too_late(ctx: SourceContext) -> bool:
-        limits = ctx.budget.budget
-        return ctx.budget.elapsed_micros >= limits.wall_micros + limits.overrun_micros // 2
 
 
 def _no_files(files: FilePattern) -> UserError:

@@ -110,13 +110,23 @@ def find_drift(
 
 
 def find_new(found: Any, parts: Iterable[Any], path: str = "") -> Iterator[str]:
-    """Yield the keys that a schema does not have, also those inside of structs."""
+    """Yield the keys that a schema does not have, also those inside of structs and lists."""
     types = {part.name: part.type for part in parts}
     for name, value in found.items():
         if name not in types:
             yield f"{path}{name}"
-        elif pa.types.is_struct(types[name]) and isinstance(value, dict):
-            yield from find_new(value, types[name], f"{path}{name}.")
+        else:
+            yield from _new_inside(value, types[name], f"{path}{name}")
+
+
+def _new_inside(value: Any, kind: Any, path: str) -> Iterator[str]:
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        yield from find_new(value, kind, f"{path}.")
+    elif (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and isinstance(
+        value, list
+    ):
+        for each in value:
+            yield from _new_inside(each, kind.value_type, f"{path}[]")
 
 
 def find_missing(

@@ -52,6 +52,10 @@ _MANY_DIGITS: Final = re.compile(rb"[0-9]{19}|(?=[0-9.]{16})[0-9]*[.eE]")
 others as floats."""
 
 
+_UNFIT: Final = re.compile(r'["\\\x00-\x1f]')
+"""Matches characters that `msgspec` allows in no name of a field."""
+
+
 class JsonParser:
     """Parses texts of objects for one schema. Used by one thread."""
 
@@ -151,14 +155,15 @@ class JsonParser:
     def _mend_zeros(self, records: Sequence[bytes], texts: dict[str, Any]) -> None:
         """Give zeros back the sign that Polars dropped."""
         floats = [f.name for f in self._castable if pa.types.is_floating(f.type)]
+        negative = {name: np.zeros(len(records), dtype=np.bool_) for name in floats}
         for place, record in enumerate(records):
             if floats and NEGATIVE_ZERO.search(record):
                 found = _read_numbers(record)
                 for name in floats:
-                    if found.get(name) == "-0":
-                        column = texts[name].to_pylist()
-                        column[place] = "-0"
-                        texts[name] = pa.array(column, pa.string())
+                    negative[name][place] = found.get(name) == "-0"
+        for name, places in negative.items():
+            if places.any():
+                texts[name] = pc.if_else(pa.array(places), "-0", texts[name])
 
     def _take_out_new(self, records: Sequence[bytes], *, is_strict: bool) -> None:
         """Raise `BadRowsError` for records with new columns: all at once, as all may have them.
@@ -225,6 +230,9 @@ class _ExactColumns:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
+        self._can_look = not any(map(_UNFIT.search, names))
+        if not self._can_look:
+            return
         fields = [(f"column_{place}", msgspec.Raw, b"") for place in range(len(names))]
         spelled = {field[0]: name for field, name in zip(fields, names, strict=True)}
         kind = msgspec.defstruct("_Tokens", fields, rename=spelled)
@@ -233,6 +241,8 @@ class _ExactColumns:
 
     def has_long(self, record: bytes) -> bool:
         """Tell whether one of them may have a number of many digits. It is the quick look of two."""
+        if not self._can_look:
+            return True
         try:
             found = self._decode(record)
         except (msgspec.DecodeError, RecursionError):

@@ -30,6 +30,7 @@ from penstock.connectors.formats.record_format import RecordFormat
 from penstock.connectors.formats.text_records import VALUE, CsvRecords, PlainRecords
 from penstock.connectors.formats.upsert_records import UpsertRecords, upsert_schema
 from penstock.errors import ErrorCode, UserError, did_you_mean
+from penstock.operators.changelogs.envelopes import DELETED
 
 FormatLike: TypeAlias = str | RecordFormat
 """The name of a format, or a format of the user's own."""
@@ -112,9 +113,9 @@ def _upserts(
     keys = record_format(key_format, pa.schema([schema.field(name) for name in names]))
     # Values of others may lack the columns of the key, which are read from the key.
     value = pa.schema([field.with_nullable(True) for field in rows][:-1])  # noqa: FBT003 (Arrow's signature)
-    return UpsertRecords(
-        rows, keys, JsonRecords(value, DriftRules(**drift), optional=names)
-    )
+    values = JsonRecords(value, DriftRules(**drift), optional=names)
+    others = [f for f in schema if f.name not in (*names, DELETED)]
+    return UpsertRecords(rows, keys, values, [f.name for f in others if not f.nullable])
 
 
 def _json(schema: pa.Schema, **drift: Any) -> RecordFormat:

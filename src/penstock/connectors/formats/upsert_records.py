@@ -37,8 +37,16 @@ class UpsertRecords(RecordFormat):
     order of `schema`.
     """
 
-    def __init__(self, schema: pa.Schema, key: RecordFormat, value: RecordFormat) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        key: RecordFormat,
+        value: RecordFormat,
+        required: Sequence[str] = (),
+    ) -> None:
+        """Make it of two formats; `required` columns have values in rows that are not deleted."""
         self._key, self._value = key, value
+        self._required = tuple(required)
         self.schema = schema
 
     @property
@@ -67,6 +75,13 @@ class UpsertRecords(RecordFormat):
         for index in np.flatnonzero((key_of < 0) | _have_nulls(key, key_of)):
             keyless = BadRecord(int(index), "it has no key, so it names no row")
             bad.setdefault(int(index), keyless)
+        for name in self._required:
+            lacks = ~is_gone & _have_nulls(value, value_of, [name])
+            reason = (
+                f"its value: column {name!r} is null, and the schema does not allow that"
+            )
+            for index in np.flatnonzero(lacks):
+                bad.setdefault(int(index), BadRecord(int(index), reason))
         is_good = np.ones(count, dtype=np.bool_)
         is_good[list(bad)] = False
         taken = np.flatnonzero(is_good)
@@ -114,10 +129,13 @@ def upsert_schema(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
     return pa.schema([*fields, pa.field(DELETED, pa.bool_())])
 
 
-def _have_nulls(key: Decoded, row_of: Places) -> Any:
-    """Return for each record whether one of its key's columns is null."""
-    has = np.zeros(key.rows.num_rows + 1, dtype=np.bool_)
-    for column in key.rows.columns:
+def _have_nulls(
+    decoded: Decoded, row_of: Places, names: Sequence[str] | None = None
+) -> Any:
+    """Return for each record whether one of its columns is null, or one of those that are named."""
+    has = np.zeros(decoded.rows.num_rows + 1, dtype=np.bool_)
+    for name in decoded.rows.column_names if names is None else names:
+        column = decoded.rows.column(name)
         if column.null_count:
             has[:-1] |= column.is_null().to_numpy()
     return has[row_of]

@@ -184,7 +184,7 @@ _WRONG = {
     "_RESOLVE": "no server has this name: correct servers=",
     "_SSL": "the encrypted connection was refused: check security.protocol, "
     "ssl.ca.location and the port",
-    "UNSUPPORTED_VERSION": "the broker is too old for this: Kafka 2.5 or later is needed",
+    "UNSUPPORTED_VERSION": "the broker is too old for this: Kafka 2.8 or later is needed",
     "INVALID_TRANSACTION_TIMEOUT": "the broker allows no transaction of this length: lower "
     "transaction_timeout, or raise its transaction.max.timeout.ms",
     "POLICY_VIOLATION": "a policy of the cluster forbids it",

@@ -126,6 +126,7 @@ def kafka(
             f"options may not set {', '.join(map(repr, own))}: Penstock sets it itself"
         )
     refuse_literal_secrets("kafka(options=…)", given)
+    refuse_literal_secrets("kafka(format_options=…)", format_options or {})
     addresses = servers if isinstance(servers, str) else ",".join(servers)
     if not all(each.strip() for each in addresses.split(",")):
         raise _wrong("servers= has an empty address: name some brokers, as 'host:9092'")
@@ -223,7 +224,7 @@ class KafkaSpec:
             self.selection.topics[0],
             self.servers,
             format=self.format,
-            format_options=self.format_options,
+            format_options=plain_options(self.format_options),
             options=plain_options(self.options),
         )
         return config.to_operator_spec()
@@ -274,10 +275,12 @@ class KafkaSpec:
             self.selection,
             self.format,
             None if schema is None else schema.to_bytes(),
-            format_options={
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in self.format_options.items()
-            },
+            format_options=plain_options(
+                {
+                    name: tuple(value) if isinstance(value, list) else value
+                    for name, value in self.format_options.items()
+                }
+            ),
             start=self.start,
             ends_at_latest=self.ends_at_latest,
             metadata=dict(self.metadata),

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from penstock.connectors.kafka.client import KafkaClients, to_error
+from penstock.connectors.kafka.positions import MARKERS
 from penstock.core.ids import TaskInfo
 from penstock.errors import CorruptStateError, ErrorCode, ExternalError
 
@@ -53,7 +54,7 @@ def marker_topic_of(task: TaskInfo) -> str:
     A name of Kafka has at most 249 characters. Of a longer one the end of both names is cut:
     sinks that then share a topic wait for each other, and confuse nothing.
     """
-    return f"penstock.markers.{task.job[:110]}.{task.operator[:110]}"
+    return f"{MARKERS}{task.job[:110]}.{task.operator[:110]}"
 
 
 def marker_place(topic: str, task: TaskInfo, identity: str, shard: int) -> MarkerPlace:

@@ -61,19 +61,19 @@ def _check_times(records: pa.RecordBatch, topic: OutputTopic, now_ms: int) -> st
     if first is None:
         return None
     past, future = topic.past_millis, topic.future_millis
-    # What is staged may have to wait for its commit: a tenth of the limit is left for that.
     if past is not None and now_ms - first > past * 9 // 10:
-        return _misdated(now_ms - first, "past", past, "before")
+        taken = f"at most {past // 1000} s, of which a tenth is left for what waits for its commit"
+        return _misdated(now_ms - first, "past", taken, "before")
     if future is not None and last - now_ms > future:
-        return _misdated(last - now_ms, "future", future, "after")
+        return _misdated(last - now_ms, "future", f"at most {future // 1000} s", "after")
     return None
 
 
-def _misdated(millis: int, where: str, limit: int, setting: str) -> str:
+def _misdated(millis: int, where: str, taken: str, setting: str) -> str:
     return (
-        f"timestamp= gives an instant {millis // 1000} s in the {where}, and the topic takes at "
-        f"most {limit // 1000} s: raise message.timestamp.{setting}.max.ms of the topic, or leave "
-        "timestamp= out"
+        f"timestamp= gives an instant {millis // 1000} s in the {where}, and the topic takes "
+        f"{taken}: raise message.timestamp.{setting}.max.ms of the topic "
+        "(message.timestamp.difference.max.ms before Kafka 3.6), or leave timestamp= out"
     )
 
 

@@ -281,6 +281,7 @@ def _to_headers(column: Any) -> Any:
         names, values = (lists.values.field(place) for place in (0, 1))
         offsets = lists.offsets
         column = lists
+    _check_names(column, names)
     if is_text(values.type):
         values = values.cast(pa.string())
     pairs = pa.StructArray.from_arrays(
@@ -292,15 +293,31 @@ def _to_headers(column: Any) -> Any:
     return pa.ListArray.from_arrays(starts, pairs, type=HEADER_TYPE, mask=mask)
 
 
-def _to_millis(column: Any) -> Any:
-    millis = to_micros_within_reach(column) // 1_000
-    if len(millis) and millis.min() < 0:
+def _check_names(headers: Any, names: Any) -> None:
+    """Refuse headers without a name, and names that the client library would cut."""
+    pairs: Any = headers.flatten() if pa.types.is_list(headers.type) else None
+    has_null = pairs is not None and (pairs.null_count or pairs.field(0).null_count)
+    has_cut = pc.any(pc.match_substring(names.cast(pa.string()), "\0")).as_py()
+    if has_null or has_cut:
+        problem = "has a null as" if has_null else "has the character NUL in"
         raise UserError(
-            f"timestamp= gives an instant {-int(millis.min())} ms before 1970, which Kafka has no "
-            "timestamp for: leave timestamp= out, or change it before the sink",
+            f"headers= {problem} a header's name, which Kafka's client does not take: leave such "
+            "headers out before the sink",
             code=ErrorCode.VALUE_OUT_OF_RANGE,
         )
-    return pa.array(millis, mask=np.asarray(column.is_null()))
+
+
+def _to_millis(column: Any) -> Any:
+    millis, absent = to_micros_within_reach(column) // 1_000, np.asarray(column.is_null())
+    first = millis[~absent].min(initial=1)
+    if first <= 0:
+        when = f"{-int(first)} ms before 1970" if first < 0 else "at the beginning of 1970"
+        raise UserError(
+            f"timestamp= gives an instant {when}, which Kafka has no timestamp for: make it null, "
+            "for the time at which it is written, or change it before the sink",
+            code=ErrorCode.VALUE_OUT_OF_RANGE,
+        )
+    return pa.array(millis, mask=absent)
 
 
 def _to_partitions(column: Any) -> Any:

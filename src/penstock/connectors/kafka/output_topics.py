@@ -109,8 +109,8 @@ class OutputTopics:
         return OutputTopic(
             partitions,
             limit,
-            None if is_stamped else _millis(settings, "message.timestamp.after.max.ms"),
-            None if is_stamped else _millis(settings, "message.timestamp.before.max.ms"),
+            None if is_stamped else _reach(settings, "after"),
+            None if is_stamped else _reach(settings, "before"),
             "compact" in settings.get("cleanup.policy", ""),
         )
 
@@ -266,9 +266,13 @@ class OutputTopics:
         return answer
 
 
-def _millis(settings: Mapping[str, str], name: str) -> int | None:
-    found = settings.get(name)
-    return None if found is None else int(found)
+def _reach(settings: Mapping[str, str], side: str) -> int | None:
+    """Return how far timestamps may be from now, in milliseconds; None if it is not known."""
+    # Before Kafka 3.6 there is one setting for both sides.
+    for name in (f"message.timestamp.{side}.max.ms", "message.timestamp.difference.max.ms"):
+        if name in settings:
+            return int(settings[name])
+    return None
 
 
 def _unmade(topic: str, partitions: int, error: UserError) -> UserError:

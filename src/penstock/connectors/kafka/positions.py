@@ -93,15 +93,24 @@ class Selection:
     """A regular expression that the whole name must match."""
 
     def has(self, topic: str) -> bool:
-        """Return whether a topic is one of them. Kafka's own topics are only read by name."""
+        """Return whether a topic is one of them.
+
+        Kafka's own topics and those of markers are only read by name: a job that reads its
+        own markers would never be done.
+        """
         if self.pattern is None:
             return topic in self.topics
-        return not topic.startswith("__") and re.fullmatch(self.pattern, topic) is not None
+        is_for_rows = not topic.startswith(("__", MARKERS))
+        return is_for_rows and re.fullmatch(self.pattern, topic) is not None
 
     def __str__(self) -> str:
         if self.pattern is not None:
             return f"the pattern {self.pattern!r}"
         return "the list " + ", ".join(map(repr, self.topics))
+
+
+MARKERS = "penstock.markers."
+"""What names of marker topics begin with, unless users name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +124,8 @@ class Start:
     """Of kinds "offsets" and "after-offsets": by split."""
     group: str | None = None
     """Of kind "group": whose committed offsets are taken over."""
+    reads_all: bool = False
+    """Of kind "after-time": all that is held is read; the instant only tells whether that will do."""
 
 
 class Held(NamedTuple):
@@ -151,9 +162,8 @@ def start_after(handover: Handover, timestamp_column: str | None) -> Start:
     if handover.kind != "time":
         return Start("after-offsets", offsets=handover.offsets)
     skew = 0 if handover.by == timestamp_column else handover.skew_micros
-    if skew is None or handover.micros is None:
-        return Start("after-time")
-    return Start("after-time", micros=max(0, handover.micros - skew))
+    micros = max(0, (handover.micros or 0) - (skew or 0))
+    return Start("after-time", micros=micros, reads_all=skew is None)
 
 
 def check_decided(

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from penstock.connectors.kafka.client import KafkaClients, Reports, to_error
 from penstock.connectors.kafka.positions import Partition
 from penstock.connectors.kafka.records import Chunk, Piece
-from penstock.errors import PenstockError
+from penstock.errors import ExternalError, PenstockError
 
 MESSAGES_PER_CALL = 400
 """How many messages one call takes: few, as they are looked at while they are in the cache."""
@@ -48,6 +48,7 @@ then, so a slow line must have brought it by now: see `fetch.max.bytes`."""
 _PATIENCE_SECONDS = 25.0
 """How long nothing may come before the epoch fails, to be tried again."""
 _partition_of, _topic_of, _offset_of = map(methodcaller, ("partition", "topic", "offset"))
+_UNKNOWN = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION")
 _GONE = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE")
 
 _OPTIONS = {
@@ -192,16 +193,18 @@ class PartitionReader:
         kept: Sequence[Partition] = (),
         on_gone: Callable[[Partition, int], int],
         on_stall: Callable[[], None],
+        is_late: Callable[[], bool] = lambda: False,
     ) -> Iterator[Piece]:
         """Yield the records of the ranges, in order within each partition.
 
         `kept` are partitions without rows in this epoch that stay assigned. `on_gone` is
         called with a partition and the offset that the brokers do not hold; it returns the
         one to go on at, or raises. `on_stall` is called when nothing comes; it may raise.
+        Once `is_late` says so, what has come of each partition is all there is.
         """
         try:
             self._assign(ranges, kept)
-            yield from self._read(dict(ranges), on_gone, on_stall)
+            yield from self._read(dict(ranges), on_gone, on_stall, is_late)
         except GeneratorExit:
             raise
         except BaseException:
@@ -220,24 +223,21 @@ class PartitionReader:
         pending: dict[Partition, Range],
         on_gone: Callable[[Partition, int], int],
         on_stall: Callable[[], None],
+        is_late: Callable[[], bool],
     ) -> Iterator[Piece]:
         quiet_since = looked_at = asked_at = time.monotonic()
+        has_given = False
         while True:
-            # One partition after the other, in the order of the plan: a replay gives the rows
-            # in the same order, whichever records come first.
-            for partition in list(pending):
-                fetch = self._fetches[partition]
-                if fetch.fetched < fetch.end and not fetch.is_large:
-                    break
-                chunks = fetch.take()
-                is_done = fetch.handed == fetch.end
-                if is_done:
-                    del pending[partition]
-                yield Piece(partition, chunks, fetch.handed)
-                if not is_done:
-                    break
+            late = is_late()
+            for piece in self._hand_out(pending, late=late):
+                has_given = True
+                yield piece
             if not pending:
                 self._rest()
+                return
+            # As long as nothing came at all, there is nothing to go on from: it is waited for
+            # until that counts as a failure.
+            if late and has_given:
                 return
             awaited = sum(
                 # One that waits for its turn may be ahead.
@@ -271,6 +271,25 @@ class PartitionReader:
             elif now - looked_at >= _STALLED_SECONDS:
                 looked_at = now
                 on_stall()
+
+    def _hand_out(self, pending: dict[Partition, Range], *, late: bool) -> Iterator[Piece]:
+        """Yield what there is, and take partitions from `pending` that are done.
+
+        It is one partition after the other, in the order of the plan: a replay gives the rows
+        in the same order, whichever records come first.
+        """
+        for partition in list(pending):
+            fetch = self._fetches[partition]
+            if fetch.fetched < fetch.end and not fetch.is_large and not late:
+                return
+            chunks = fetch.take()
+            is_done = fetch.handed == fetch.end
+            if is_done:
+                del pending[partition]
+            if chunks or is_done:
+                yield Piece(partition, chunks, fetch.handed)
+            if not is_done and not late:
+                return
 
     def _sort(
         self,
@@ -340,7 +359,7 @@ class PartitionReader:
                 from confluent_kafka import KafkaException
 
                 failure = KafkaException(error)
-                raise to_error(failure, f"{partition.split} cannot be read") from failure
+                raise _failure_of(partition, failure) from failure
         return fetch.fetched > before
 
     def _assign(self, ranges: Mapping[Partition, Range], kept: Sequence[Partition]) -> None:
@@ -403,6 +422,15 @@ class PartitionReader:
         )
         doing = f"{first.split} cannot be read at {self._clients.servers}"
         return to_error(silence, doing, self._reports)
+
+
+def _failure_of(partition: Partition, failure: Exception) -> PenstockError:
+    """Return what a failure means that is told of a partition whose topic is there."""
+    doing, error = f"{partition.split} cannot be read", failure.args[0]
+    if error.name() in _UNKNOWN:
+        # A new partition is not known to all brokers at once.
+        return ExternalError(f"{doing}: {error}", kafka_error=error.name())
+    return to_error(failure, doing)
 
 
 def _full_name_of(message: Any) -> Partition:

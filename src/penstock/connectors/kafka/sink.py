@@ -60,6 +60,7 @@ from penstock.operators.context import (
 )
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
+from penstock.operators.secret_options import usable_options
 from penstock.state.tables.specs import TableSpec, global_table
 
 Delivery: TypeAlias = Literal["exactly_once", "at_least_once"]
@@ -294,7 +295,8 @@ class KafkaSink(Configured[KafkaSinkConfig], ArrowOperator):
     def _encoder_of(self, stream: StreamSchema) -> RecordEncoder:
         config, columns = self.config, self.config.columns
         fields = [stream.arrow.field(name) for name in columns.value_of(stream)]
-        values = record_format(config.format, pa.schema(fields), config.format_options)
+        given = usable_options(config.format_options)
+        values = record_format(config.format, pa.schema(fields), given)
         keys: RecordFormat | None = None
         names = columns.key_of(stream)
         if names:

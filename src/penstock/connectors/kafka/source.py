@@ -58,6 +58,7 @@ from penstock.graph.logical import BAD
 from penstock.operators.context import SourceCollector, SourceContext
 from penstock.operators.operator import SourceOperator
 from penstock.operators.registry import Configured, OperatorConfig
+from penstock.operators.secret_options import usable_options
 from penstock.operators.splits import (
     SourceBudget,
     SourcePlan,
@@ -105,7 +106,7 @@ class KafkaSourceConfig(OperatorConfig):
     def record_format(self) -> RecordFormat:
         """Return what decodes values."""
         schema = None if self.schema is None else StreamSchema.from_bytes(self.schema).arrow
-        return record_format(self.format, schema, self.format_options)
+        return record_format(self.format, schema, usable_options(self.format_options))
 
     @override
     def shown(self) -> Mapping[str, str]:
@@ -208,6 +209,7 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
             kept=[*offsets],
             on_gone=lambda partition, at: self._go_on(partition, at, ranges, offsets),
             on_stall=lambda: self._check_ids(offsets),
+            is_late=ctx.budget.has_overrun,
         )
         sizes = {each: RecordSize() for each in ranges}
         read_bytes, size_bytes = 0, ctx.budget.budget.size_bytes
@@ -224,7 +226,7 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
                 offsets[piece.partition] = offset
                 self._advance(ctx, piece.partition, offset)
                 read_bytes += piece.size_bytes
-                if self._is_too_late(ctx) or read_bytes > MOST_BUDGETS * size_bytes:
+                if ctx.budget.has_overrun(3 / 4) or read_bytes > MOST_BUDGETS * size_bytes:
                     break
         self._check_ids({each: offsets[each] for each in ranges})
 
@@ -272,11 +274,6 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
 
     def _check_ids(self, offsets: Mapping[Partition, PartitionOffset]) -> None:
         self._topics.check_ids({each.split: offset for each, offset in offsets.items()})
-
-    @staticmethod
-    def _is_too_late(ctx: SourceContext) -> bool:
-        limits = ctx.budget.budget
-        return ctx.budget.elapsed_micros >= limits.wall_micros + limits.overrun_micros // 2
 
     @override
     def idle_timeout(self) -> DurationLike:
@@ -354,6 +351,8 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
             check_decided(self._start, starts, held)
             if self._start is not self.config.start:
                 self._check_point(starts, held)
+            if self._start.reads_all:
+                starts = {split: held[split].first for split in starts}
         for each in wanted:
             end = held[each.split].end if self.config.ends_at_latest else None
             at = starts[each.split]
@@ -418,8 +417,12 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
         }
         changed = {n: at for n, at in offsets.items() if self._written.get(n) != at}
         if changed:
-            self._topics.write_group(group, changed)
             self._written = offsets
+            self._topics.write_group(group, changed, on_failure=self._forget_written)
+
+    def _forget_written(self) -> None:
+        """Have all offsets written again with the next epoch. Called by any thread."""
+        self._written = {}
 
 
 def _plan_all(

@@ -6,7 +6,7 @@ kept here but the connection: what is true of a topic may change between any two
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -212,7 +212,9 @@ class Topics:
             _log.info("whether topics are compacted is not known: %s", error)
         return sorted(found)
 
-    def write_group(self, group: str, offsets: Mapping[str, int]) -> None:
+    def write_group(
+        self, group: str, offsets: Mapping[str, int], on_failure: Callable[[], None]
+    ) -> None:
         """Write offsets to a group, without waiting: for tools that show its lag."""
         from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
@@ -227,11 +229,11 @@ class Topics:
                 doing, "alter_consumer_group_offsets", request, request_timeout=_SECONDS
             )
         except PenstockError as error:
-            _log.warning("%s. They are for lag tools only: the job goes on", error)
+            _warn_of_failure(error, on_failure)
             return
         self._writing = [*futures.values()]
         for future in self._writing:
-            future.add_done_callback(lambda done: _warn_if_failed(done, doing))
+            future.add_done_callback(lambda done: _warn_if_failed(done, doing, on_failure))
 
     def _at_time(
         self, partitions: Collection[Partition], held: Mapping[str, Held], millis: int
@@ -377,10 +379,17 @@ def _is_unknown(error: Exception) -> bool:
     return reason is not None and reason.name() in _UNKNOWN
 
 
-def _warn_if_failed(done: "Future[Any]", doing: str) -> None:
+def _warn_if_failed(
+    done: "Future[Any]", doing: str, on_failure: Callable[[], None]
+) -> None:
     error = done.exception()
     if error is None:
         failed = [each.error for each in done.result().topic_partitions if each.error]
         error = failed[0] if failed else None
     if error is not None:
-        _log.warning("%s: %s. They are for lag tools only: the job goes on", doing, error)
+        _warn_of_failure(f"{doing}: {error}", on_failure)
+
+
+def _warn_of_failure(problem: object, on_failure: Callable[[], None]) -> None:
+    _log.warning("%s. They are for lag tools only: the job goes on", problem)
+    on_failure()
