@@ -358,7 +358,7 @@ def test_names_of_columns_may_have_any_characters(rules: dict[str, Any]) -> None
 def test_a_required_column_of_an_upsert_may_be_absent_only_from_a_deleted_row() -> None:
     columns: list[tuple[str, pa.DataType]] = [("user", pa.int64()), ("n", pa.string())]
     required = pa.schema(columns)
-    required = required.set(1, required.field("n").with_nullable(False))  # noqa: FBT003 (Arrow's signature)
+    required = required.set(1, required.field("n").with_nullable(False))
     upserts = record_format("upsert", required, {"key": "user"})
     keys = [b'{"user": %d}' % number for number in range(4)]
     values = [b'{"n": "x"}', None, b"{}", b'{"n": null}']
