@@ -65,7 +65,28 @@ def test_a_reversal_says_which_versions_it_cannot_undo() -> None:
     plan = plan_reversal(versions, {"kept", "compacted"}, lambda _: False)
     assert [file.path for file in plan.removed] == ["kept"]
     assert plan.problem is not None
-    assert "version(s) 7, 8" in plan.problem
+    assert "version(s) 8 " in plan.problem
+    assert plan.missing == ("vacuumed",)
+
+
+def test_what_a_restore_took_out_and_an_older_version_added_is_not_missing() -> None:
+    # All of it is abandoned now: the rows are written again.
+    undone = Version(9, (AddedFile("new", 1),), (RemovedFile("vacuumed", size=1),))
+    versions = [undone, Version(5, (AddedFile("vacuumed", 1),))]
+    plan = plan_reversal(versions, {"new"}, lambda _: False)
+    assert [file.path for file in plan.removed] == ["new"]
+    assert (plan.added, plan.problem, plan.missing) == ((), None, ())
+
+
+def test_a_file_that_another_writer_brought_back_is_taken_out_if_it_was_not_there_before() -> (
+    None
+):
+    versions = [
+        Version(9, (), (RemovedFile("f", size=1),)),
+        Version(5, (AddedFile("f", 1),)),
+    ]
+    plan = plan_reversal(versions, {"f"}, lambda _: True)
+    assert [file.path for file in plan.removed] == ["f"]
 
 
 def test_files_with_deletion_vectors_are_rewritten_by_others() -> None:
@@ -77,13 +98,14 @@ def test_files_with_deletion_vectors_are_rewritten_by_others() -> None:
     back = Version(8, (), (RemovedFile("f", size=1),))  # and this one it had added again
     plan = plan_reversal([back], {"f"}, lambda _: True, vectored={"f"})
     assert "version(s) 8" in (plan.problem or "")
-    for own in (
-        Version(7, (AddedFile("f", 1, deletion_vector=vector),)),
-        Version(7, (), (RemovedFile("g", size=1, deletion_vector=vector),)),
-    ):
-        plan = plan_reversal([own], {"f"}, lambda _: True)
-        assert (plan.added, plan.removed) == ((), ())
-        assert "version(s) 7" in (plan.problem or "")
+    own = Version(7, (AddedFile("f", 1, deletion_vector=vector),))
+    plan = plan_reversal([own], {"f"}, lambda _: True)
+    assert (plan.added, plan.removed) == ((), ())
+    assert "version(s) 7" in (plan.problem or "")
+    # Added again, it would have the deleted rows: it cannot be put back.
+    own = Version(7, (), (RemovedFile("g", size=1, deletion_vector=vector),))
+    plan = plan_reversal([own], {"f"}, lambda _: True)
+    assert (plan.added, plan.removed, plan.missing) == ((), (), ("g",))
 
 
 def test_what_only_moves_rows_is_not_reversed() -> None:

@@ -329,4 +329,8 @@ class Reversal:
     added: tuple[AddedFile, ...] = ()
     removed: tuple[RemovedFile, ...] = ()
     problem: str | None = None
-    """Why not all of it can be undone; None if it can."""
+    """Why not all of it can be taken out; None if it can."""
+    missing: tuple[str, ...] = ()
+    """Files that are to be put back and cannot be: without them rows would be lost."""
+    brings_back: bool = False
+    """Whether it undoes versions that only undid others: what these took out comes back."""

@@ -101,7 +101,7 @@ def merge(
 
     def carry_out(table: OpenTable, marks: Sequence[Mark]) -> CommitOutcome:
         undone = find_reversed(table)
-        if undone.problem is None and (undone.added or undone.removed):
+        if undone.added or undone.removed:
             table.commit(undone.added, undone.removed, [to_undoing(mark) for mark in marks])
             return CommitOutcome.CONFLICT  # what is merged into must be opened again
         if not files:

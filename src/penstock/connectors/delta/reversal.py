@@ -10,16 +10,26 @@ again under new numbers. The log tells which versions are of these epochs, and w
 
 The undoing is a part of the first commit after the restore, so it is done once or not at all. What
 a version added is removed, and what it removed is added again: so a restore can be undone by
-another one. Files of epoch 3 in the picture were rewritten by a compaction: which rows of the new
-file were theirs cannot be told. Then the user is warned, with the versions, and decides. So it is if
-another writer has deleted rows of a file by a deletion vector: neither removing the file nor adding
-it again would leave the table as it was.
+another one. Several versions may have touched one file: the oldest of them tells whether it was
+there before them all.
+
+**What cannot be taken out** stays. Files of epoch 3 in the picture were rewritten by a compaction:
+which rows of the new file were theirs cannot be told. Then the user is warned, with the versions,
+and decides. So it is if another writer has deleted rows of a file by a deletion vector: neither
+removing the file nor adding it again would leave the table as it was.
+
+**What cannot be put back** would be missing for good, as nobody writes those rows again: a restore
+had taken a file out, a vacuum has removed it since, and now that restore is to be undone. Such a
+commit is refused before it changes anything, with the epochs that can be restored instead. Merges
+are undone as a whole or not at all, as files that they replaced hold the same keys.
 
 `plan_reversal` is pure.
 """
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
 
 from penstock.connectors.delta.actions import AddedFile, RemovedFile, Version
 from penstock.connectors.delta.commit import Reversal
@@ -27,9 +37,26 @@ from penstock.connectors.delta.log import TableLog
 from penstock.connectors.delta.table import OpenTable
 from penstock.connectors.files.committed import EpochRange
 from penstock.core.ids import TaskInfo
+from penstock.errors import ErrorCode, StateError
 from penstock.state.storage.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Touched:
+    """What the versions that are to be undone have done with one file."""
+
+    newest: int
+    """The version that has touched it last."""
+    was_left: bool
+    """Whether that one left it in the table."""
+    first: AddedFile | RemovedFile
+    """What the oldest version did: if it has removed the file, it was there before."""
+    is_undoing: bool
+    """Whether the oldest version undid others, and did nothing else."""
+    is_altered: bool
+    """Whether some of its rows were deleted, which only a deletion vector tells."""
 
 
 def plan_reversal(
@@ -43,45 +70,64 @@ def plan_reversal(
 
     Of the files that are `active`, those that are `vectored` have a deletion vector.
     """
-
-    def is_altered(file: AddedFile | RemovedFile) -> bool:
-        return file.has_deleted_rows or file.path in vectored
-
-    added: dict[str, AddedFile] = {}
-    removed: dict[str, RemovedFile] = {}
-    rewritten: list[int] = []
-    for version in versions:
-        new = [file for file in version.new_files if not is_altered(file)]
-        lost = [file for file in version.lost_files if not is_altered(file)]
-        if len(new) + len(lost) < len(version.new_files) + len(version.lost_files):
-            rewritten.append(version.number)
-        for file in new:
-            if file.path in added:
-                del added[file.path]
-            elif file.path in active:
-                removed[file.path] = RemovedFile(
-                    file.path, size=file.size, partition_values=file.partition_values
-                )
-            else:
-                rewritten.append(version.number)
-        for gone in lost:
-            if gone.path in removed:
-                del removed[gone.path]
-            elif gone.path in active:
-                continue  # it is back already
-            elif gone.size is not None and is_there(gone.path):
-                values = gone.partition_values or {}
-                added[gone.path] = AddedFile(gone.path, gone.size, values)
-            else:
-                rewritten.append(version.number)
+    files = _find_touched(versions)
+    added: list[AddedFile] = []
+    removed: list[RemovedFile] = []
+    missing: list[str] = []
+    rewritten: set[int] = set()
+    for path, file in files.items():
+        first, is_active = file.first, path in active
+        if isinstance(first, AddedFile):
+            if file.is_altered or path in vectored:
+                rewritten.add(file.newest)
+            elif is_active:
+                values = first.partition_values
+                removed.append(RemovedFile(path, size=first.size, partition_values=values))
+            elif file.was_left:
+                rewritten.add(file.newest)
+        elif is_active:  # it is back already
+            if path in vectored:
+                rewritten.add(file.newest)
+        elif file.was_left:
+            continue  # others have rewritten rows that are to stay: they are where they put them
+        elif file.is_altered or first.size is None or not is_there(path):
+            missing.append(path)
+        else:
+            added.append(AddedFile(path, first.size, first.partition_values or {}))
     problem = None
     if rewritten:
-        listed = ", ".join(map(str, sorted(set(rewritten))))
+        listed = ", ".join(map(str, sorted(rewritten)))
         problem = (
             f"files of version(s) {listed} were rewritten or vacuumed since, or have a deletion "
             "vector, so their rows cannot be told apart from others"
         )
-    return Reversal(tuple(added.values()), tuple(removed.values()), problem)
+    return Reversal(
+        tuple(added),
+        tuple(removed),
+        problem,
+        tuple(missing),
+        brings_back=any(file.is_undoing for file in files.values()),
+    )
+
+
+def _find_touched(versions: Iterable[Version]) -> dict[str, _Touched]:
+    files: dict[str, _Touched] = {}
+    for version in versions:
+        mark = version.info.penstock
+        is_undoing = mark is not None and mark.undoes_for is not None
+        actions: list[AddedFile | RemovedFile] = [*version.new_files, *version.lost_files]
+        for action in actions:
+            known = files.get(action.path)
+            is_altered = action.has_deleted_rows
+            if known is None:
+                was_left = isinstance(action, AddedFile)
+                files[action.path] = _Touched(
+                    version.number, was_left, action, is_undoing, is_altered
+                )
+            else:
+                known.first, known.is_undoing = action, is_undoing
+                known.is_altered |= is_altered
+    return files
 
 
 def reversing(
@@ -90,8 +136,14 @@ def reversing(
     app: str,
     abandoned: Sequence[EpochRange],
     epoch: int,
+    *,
+    merges: bool = False,
 ) -> Callable[[OpenTable], Reversal]:
-    """Return what finds the undoing that the commit of an epoch has to do; usually nothing."""
+    """Return what finds the undoing that the commit of an epoch has to do; usually nothing.
+
+    If the sink `merges`, its versions are undone as a whole or not at all: a file that a merge has
+    removed holds keys of the one that it added.
+    """
     ranges = [each for each in abandoned if each[1] == epoch]
 
     def find(table: OpenTable) -> Reversal:
@@ -99,20 +151,32 @@ def reversing(
         # A version that only undoes records the epoch before the one it belongs to.
         if recorded is None or recorded + 1 < ranges[0][0]:
             return Reversal()
-        versions, is_whole = TableLog(store).read_marked(table.version, app, ranges[0])
-        files = table.files()
-        planned = plan_reversal(
-            versions,
-            {file.path for file in files},
-            lambda path: store.size(path) is not None,
-            vectored={file.path for file in files if file.has_deleted_rows},
-        )
+        log = TableLog(store)
+        versions, is_whole = log.read_marked(table.version, app, ranges[0])
+        plan = _planning(store, table)
+        planned = plan(versions)
+        if would_lose_rows(planned, merges=merges):
+            every, _ = log.read_marked(table.version, app, (0, epoch))
+            restorable = find_restorable(every, ranges[0][0], plan, merges=merges)
+            raise _not_put_back(
+                table.url,
+                task,
+                ranges[0],
+                planned,
+                versions=every,
+                restorable=restorable,
+            )
         problem = planned.problem
+        if planned.missing and problem is None:
+            problem = "files that they had replaced were vacuumed since"
+        if merges and problem is not None:
+            planned = Reversal()
         if (
             table.metadata.configuration.get("delta.appendOnly") == "true"
             and planned.removed
         ):
-            planned, problem = Reversal(), "the table takes appends only (delta.appendOnly)"
+            planned = Reversal(planned.added)
+            problem = "the table takes appends only (delta.appendOnly)"
         if problem is None and not is_whole:
             problem = "the table's log does not reach back far enough to tell which rows are theirs"
         if problem is not None:
@@ -120,6 +184,110 @@ def reversing(
         return planned
 
     return find
+
+
+def _planning(
+    store: ObjectStore, table: OpenTable
+) -> Callable[[Sequence[Version]], Reversal]:
+    """Return what plans to undo versions in a table; the store is asked once about each file."""
+    files = table.files()
+    active = {file.path for file in files}
+    vectored = {file.path for file in files if file.has_deleted_rows}
+
+    @cache
+    def is_there(path: str) -> bool:
+        return store.size(path) is not None
+
+    return lambda versions: plan_reversal(versions, active, is_there, vectored=vectored)
+
+
+def would_lose_rows(planned: Reversal, *, merges: bool) -> bool:
+    """Return whether rows would be missing that nobody writes again.
+
+    A merge that stays in the table has all rows of the files that it replaced. Versions that only
+    undid others have not: they must be undone.
+    """
+    if merges:
+        return planned.brings_back and bool(planned.missing or planned.problem)
+    return bool(planned.missing)
+
+
+def find_restorable(
+    versions: Sequence[Version],
+    start: int,
+    plan: Callable[[Sequence[Version]], Reversal],
+    *,
+    merges: bool,
+) -> int | None:
+    """Return the newest epoch below some that can be restored without loss; None if unknown.
+
+    `versions` are all that the sink has made, the newest first. Pure.
+    """
+    numbers = sorted({_epoch_of(version) for version in versions}, reverse=True)
+    for number in (n for n in numbers if 1 < n < start):
+        planned = plan([v for v in versions if _epoch_of(v) >= number])
+        if not would_lose_rows(planned, merges=merges):
+            return number - 1
+    return None
+
+
+def _epoch_of(version: Version) -> int:
+    mark = version.info.penstock
+    return -1 if mark is None else mark.belongs_to
+
+
+def _not_put_back(
+    url: str,
+    task: TaskInfo,
+    abandoned: EpochRange,
+    planned: Reversal,
+    *,
+    versions: Sequence[Version],
+    restorable: int | None,
+) -> StateError:
+    """Return the error for rows that an earlier restore took out and that cannot be put back."""
+    start, epoch = abandoned
+    missing = set(planned.missing)
+    writers = {
+        _epoch_of(version)
+        for version in versions
+        if _epoch_of(version) < start and missing & {file.path for file in version.added}
+    }
+    whose = (
+        f"epoch(s) {', '.join(map(str, sorted(writers)))}"
+        if writers
+        else "epochs before it"
+    )
+    if missing:
+        why = f"{len(missing)} file(s) that held them are gone, as after a vacuum: "
+        why += ", ".join(map(repr, sorted(missing)[:3])) + (
+            ", …" if len(missing) > 3 else ""
+        )
+        back = "or bring the files back and start the job again"
+    else:
+        why, back = (
+            str(planned.problem),
+            "or go back to a version of the table (RESTORE) that has them",
+        )
+    ways = []
+    if restorable is not None:
+        ways.append(
+            f"restore epoch {restorable} or an earlier one, and they are written again;"
+        )
+    newest = versions[0].info.penstock if versions else None
+    if newest is not None and newest.undoes_for is None:
+        ways.append(
+            f"restore epoch {newest.epoch}, which the table holds, and the job goes on from there;"
+        )
+    return StateError(
+        f"epoch {epoch} of step {str(task.operator)!r} follows epoch {start - 1}, and rows of "
+        f"{whose} are not in the Delta table {url} any more: an earlier restore took them out, "
+        f"and they cannot be put back ({why}). Nothing was changed. To go on, "
+        f"{' or '.join(ways)} {back}",
+        code=ErrorCode.NOT_RESTORABLE,
+        operator=str(task.operator),
+        url=url,
+    )
 
 
 def warn_of_rest(url: str, task: TaskInfo, abandoned: EpochRange, problem: str) -> None:

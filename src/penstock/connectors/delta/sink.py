@@ -299,7 +299,9 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
         if first.partition_by is not None:
             commit.check_partitions(first.partition_by)
         app = app_of(ctx.task, ctx.identity)
-        undo = reversing(self._store, ctx.task, app, first.abandoned, int(epoch))
+        undo = reversing(
+            self._store, ctx.task, app, first.abandoned, int(epoch), merges=merges
+        )
         if first.key is not None:
             merging = merge(
                 self._store,

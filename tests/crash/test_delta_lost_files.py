@@ -1,0 +1,100 @@
+"""Restores of a job whose Delta table has lost files, or had them rewritten: nothing is lost silently.
+
+epoch    1   2   3   4   5   restore of 2   6              vacuum         restore of 5   7
+did      0   1   2   3   4                  takes out      removes files                 cannot
+                                            2-4, writes 2  of 3-5 for good               bring them
+"""
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from penstock.errors import ErrorCode, StateError
+from tests.builders.delta_walk import Steps
+
+
+def with_lost_files(tmp_path: Path, *, merges: bool) -> Steps:
+    """Return a job of six epochs whose first restore took out files that are gone by now."""
+    steps = Steps(tmp_path / "table", merges=merges)
+    steps.run(epochs=5)
+    steps.run(2)
+    shutil.copytree(steps.folder, tmp_path / "copy")
+    steps.vacuum()
+    assert steps.rows() == [0, 1, 2]
+    return steps
+
+
+@pytest.fixture(params=[False, True], ids=["append", "merge"])
+def merges(request: pytest.FixtureRequest) -> bool:
+    """Whether the job merges."""
+    return bool(request.param)
+
+
+def refuse(steps: Steps, restore: int | None = 5) -> str:
+    """Check that the next epoch is not committed, and changes nothing; return why."""
+    version = steps.table().version()
+    with pytest.raises(StateError, match="cannot be put back") as caught:
+        steps.run(restore)
+    assert caught.value.code is ErrorCode.NOT_RESTORABLE
+    assert steps.table().version() == version
+    return caught.value.message
+
+
+def test_a_restore_that_could_not_bring_rows_back_is_refused_before_it_takes_any_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, merges: bool
+) -> None:
+    steps = with_lost_files(tmp_path, merges=merges)
+    message = refuse(steps)
+    assert (
+        "rows of epoch(s) 5 are" if merges else "rows of epoch(s) 3, 4, 5 are"
+    ) in message
+    assert "restore epoch 2 or an earlier one" in message
+    assert "restore epoch 6, which the table holds" in message
+    refuse(steps, None)
+    assert steps.rows() == [0, 1, 2]
+    assert "stay in the Delta table" not in caplog.text
+
+
+@pytest.mark.parametrize("restore", [1, 2, 6])
+def test_after_the_refusal_the_epochs_that_it_names_can_be_restored(
+    tmp_path: Path, restore: int, caplog: pytest.LogCaptureFixture, *, merges: bool
+) -> None:
+    steps = with_lost_files(tmp_path, merges=merges)
+    refuse(steps)
+    steps.run(restore, epochs=6)
+    assert steps.rows() == list(range({1: 7, 2: 8, 6: 9}[restore]))
+    # Merges of which a replaced file is gone stay, and are merged again.
+    assert ("stay in the Delta table" in caplog.text) == (merges and restore < 6)
+
+
+def test_after_the_refusal_files_that_are_brought_back_let_the_job_go_on(
+    tmp_path: Path, *, merges: bool
+) -> None:
+    steps = with_lost_files(tmp_path, merges=merges)
+    refuse(steps)
+    shutil.copytree(
+        tmp_path / "copy",
+        steps.folder,
+        ignore=shutil.ignore_patterns("_delta_log"),
+        dirs_exist_ok=True,
+    )
+    steps.run(epochs=2)
+    assert steps.rows() == list(range(8))
+
+
+def test_a_merge_does_not_go_on_without_changes_that_a_compaction_keeps_from_coming_back(
+    tmp_path: Path,
+) -> None:
+    # The file that the restore of 2 brought back is rewritten, so what it replaced must stay out.
+    steps = Steps(tmp_path / "table", merges=True)
+    steps.run(epochs=5)
+    steps.run(2, epochs=3)
+    write_deltalake(str(steps.folder), pa.table({"k": ["other"], "n": [-1]}), mode="append")
+    steps.table().optimize.compact()
+    for restore in (5, 4):
+        assert "restore epoch 2 or an earlier one" in refuse(steps, restore)
+    steps.run(2, epochs=4)
+    assert steps.rows() == [-1, *range(6)]
