@@ -10,8 +10,10 @@ import penstock as pen
 from penstock.core.ids import Epoch
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.state.protocol.retention import Epochs
+from penstock.state.storage.local_disk import LocalStore
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import CUT, LocalJob, ScriptedSource
+from tests.builders.delta_job import TableCalls, sink_on
 
 ROUNDS = 20
 SHARED = "shared"
@@ -30,31 +32,38 @@ class Steps:
         self.folder, self._merges, self._quiet = folder, merges, quiet
         self.store = MemoryStore()
 
-    def job(self, *steps: str, **settings: Any) -> LocalJob:
+    def job(
+        self, *steps: str, calls: TableCalls | None = None, **settings: Any
+    ) -> LocalJob:
         """Return the job with sinks of these names."""
+        given, output = calls or TableCalls(), LocalStore(self.folder, durable=False)
+        spec, registry = sink_on(self.folder, lambda: output, lambda: given)
         script: list[Any] = []
         for n in range(ROUNDS):
             keys = [f"k{n}", SHARED] if self._merges else [f"k{n}"]
             counts = n not in self._quiet
             script += [[{"k": k, "n": n, "counts": counts} for k in keys], CUT]
-        pipeline = pen.Pipeline("walk")
+        pipeline = pen.Pipeline("walk", registry=registry)
         rows = pipeline.read("rows", ScriptedSource({"0": script})).filter("counts")
         rows = rows.drop("counts")
+        if self._merges:
+            rows = rows.from_upserts("upserts", key="k")
         for step in steps or ("out",):
-            given = rows.from_upserts(f"{step}-table", key="k") if self._merges else rows
-            given.write(step, pen.delta(self.folder))
-        return LocalJob(pipeline, store=self.store, settings=DriverSettings(**settings))
+            rows.write(step, spec)
+        driver = DriverSettings(**settings)
+        return LocalJob(pipeline, registry=registry, store=self.store, settings=driver)
 
     def run(
         self,
         restore: int | None = None,
         *steps: str,
         epochs: int = 1,
+        calls: TableCalls | None = None,
         **settings: Any,
     ) -> None:
         """Run some epochs, after a restore if one is asked for."""
         which = None if restore is None else Epochs(Epoch(restore))
-        self.job(*steps, **settings).run(epochs=epochs, restore=which)
+        self.job(*steps, calls=calls, **settings).run(epochs=epochs, restore=which)
 
     def rows(self) -> list[int]:
         """Return the rows of the table."""

@@ -38,6 +38,18 @@ READABLE_FEATURES = frozenset(
 """What tables may ask of their readers; what else they ask changes how data files are read."""
 
 
+class Began(msgspec.Struct, frozen=True):
+    """The first epoch of a sink, and the app that it had then: a step may get another name."""
+
+    app: str
+    epoch: int
+
+    @property
+    def record(self) -> str:
+        """The app under which the table records the sink's epochs, whatever its name is."""
+        return f"{self.app}@{self.epoch}"
+
+
 class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a version says about the epoch that it holds: stored in its `commitInfo`."""
 
@@ -47,11 +59,26 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
     undoes_for: int | None = None
     """The epoch before whose merge the version undoes abandoned ones; None if it undoes none, or
     merges or appends rows, too. Versions of older programs that only undo do not have it."""
+    began: Began | None = None
+    """What the sink keeps when its step is renamed. Versions of older programs do not have it."""
 
     @property
     def belongs_to(self) -> int:
         """The epoch with which the version is undone, if that one is abandoned."""
         return self.epoch if self.undoes_for is None else self.undoes_for
+
+    def is_of(self, app: str, began: Began | None, start: int) -> bool:
+        """Return whether a sink that was restored undoes the version, if its epoch is abandoned.
+
+        `start` is the first epoch that was abandoned. Versions of a sink that was there before are
+        told by its beginning, whatever its name was. One that began only then begins anew; its
+        versions are told by its name, which no other sink had at that time.
+        """
+        if self.began is None or began is None:
+            return self.app == app
+        if self.began == began:
+            return True
+        return app in (self.app, self.began.app) and self.began.epoch >= start
 
     def is_undone_after(self, epochs: EpochRange) -> bool:
         """Return whether the first epoch after a restore, which abandoned these, undoes it.

@@ -14,7 +14,8 @@ fail with a conflict. Records outlive compactions and checkpoints of the log.
 The app's name holds the identity of the job, which neither a branch nor a job that is made anew
 under the same name shares. Such a job would count from 1 again and, under one name, all it
 commits would be taken for done. A second record, without the identity, tells a start that the
-table has epochs which its checkpoints do not know.
+table has epochs which its checkpoints do not know. A third one names the sink by its first epoch
+and the name that it had then: a step that is renamed has another app, and the same beginning.
 
 **After a restore** the rows of abandoned epochs come again, under new numbers. Numbers only grow,
 so no epoch is taken for done that is not. The first commit after a restore reverses the versions
@@ -28,7 +29,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from penstock.connectors.delta.actions import AddedFile, Mark, RemovedFile
+from penstock.connectors.delta.actions import AddedFile, Began, Mark, RemovedFile
 from penstock.connectors.delta.columns import find_column_problems, find_table_problems
 from penstock.connectors.delta.table import CommitOutcome, DeltaTables, OpenTable
 from penstock.core.ids import Epoch, TaskInfo
@@ -41,26 +42,28 @@ from penstock.errors import (
     UnknownOutcomeError,
     hide_secrets,
 )
-from penstock.operators.context import StartContext
+from penstock.operators.context import OperatorContext, StartContext
 from penstock.state.tables.specs import TableSpec, global_table
 
 _ATTEMPTS = 20
 """How often a commit is tried that other writers overtake; each time one of them has succeeded."""
 WRITTEN = "written"
 """The table of the sink's state that tells to which Delta tables it has written."""
+BEGAN = "began"
+"""The table of the sink's state that tells when it began, and under which name."""
 _RETENTION = "delta.setTransactionRetentionDuration"
 
 _log = logging.getLogger(__name__)
 
 
-def app_of(task: TaskInfo, identity: str) -> str:
-    """Return the name under which a sink's epochs are recorded in the table."""
-    return f"{name_of(task)}:{identity}"
+def app_of(task: TaskInfo, identity: str, step: str | None = None) -> str:
+    """Return the name under which a sink's epochs are recorded; `step` is another name it had."""
+    return f"{name_of(task, step)}:{identity}"
 
 
-def name_of(task: TaskInfo) -> str:
+def name_of(task: TaskInfo, step: str | None = None) -> str:
     """Return the part of it that any job of this name shares."""
-    return f"penstock:{task.job}:{task.operator}"
+    return f"penstock:{task.job}:{task.operator if step is None else step}"
 
 
 CarryOut: TypeAlias = Callable[[OpenTable, Sequence[Mark]], CommitOutcome]
@@ -88,6 +91,13 @@ def decide_is_recorded(recorded: int | None, epoch: int) -> bool:
     return recorded is not None and recorded >= epoch
 
 
+def find_recorded(table: OpenTable, app: str, began: Began | None) -> int | None:
+    """Return the last epoch that a sink has committed, under whatever name; None if there is none."""
+    apps = [app] if began is None else [app, began.record]
+    found = [table.recorded_epoch(each) for each in apps]
+    return max((epoch for epoch in found if epoch is not None), default=None)
+
+
 class EpochCommit:
     """The commit of one epoch. Made anew for each."""
 
@@ -99,6 +109,7 @@ class EpochCommit:
         identity: str,
         epoch: Epoch,
         *,
+        began: Began | None = None,
         is_known: bool = False,
     ) -> None:
         """Commit an epoch; `is_known` says that this driver has committed to the table before."""
@@ -106,9 +117,11 @@ class EpochCommit:
         self._is_known = is_known
         self._rules = rules
         self._marks = (
-            Mark(app_of(task, identity), int(epoch)),
+            Mark(app_of(task, identity), int(epoch), began=began),
             Mark(name_of(task), int(epoch)),
+            *([] if began is None else [Mark(began.record, int(epoch))]),
         )
+        self._began = began
         self._epoch = epoch
 
     def run(self, carry_out: CarryOut) -> None:
@@ -172,7 +185,8 @@ class EpochCommit:
         raise misfit(self._tables.url, [problem])
 
     def _is_recorded(self, table: OpenTable) -> bool:
-        return decide_is_recorded(table.recorded_epoch(self._marks[0].app), self._epoch)
+        recorded = find_recorded(table, self._marks[0].app, self._began)
+        return decide_is_recorded(recorded, self._epoch)
 
     def check(self, table: OpenTable) -> list["pa.Field[Any]"]:
         """Refuse a table that does not fit; return the columns that it has to get."""
@@ -199,6 +213,25 @@ def written_table() -> TableSpec:
     The names are those of `name_of_written`.
     """
     return global_table(WRITTEN, str, int)
+
+
+def began_table() -> TableSpec:
+    """Declare the table of one row that tells the name and the first epoch of a sink's beginning.
+
+    It goes on with the state when a step is renamed, and a step that is new has none.
+    """
+    return global_table(BEGAN, str, int)
+
+
+def find_began(ctx: OperatorContext) -> tuple[str, int]:
+    """Return the name that a sink's step had at first, and its first epoch; store a new one."""
+    table = ctx.get_global_keyed_state(BEGAN)
+    for step, epoch in table.items():
+        return step, epoch
+    step, epoch = str(ctx.task.operator), int(ctx.epoch)
+    if ctx.task.subtask.index == 0:
+        table.insert(step, epoch)
+    return step, epoch
 
 
 def name_of_written(url: str) -> str:

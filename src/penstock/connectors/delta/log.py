@@ -8,7 +8,7 @@ checkpoint of the log covers, and `_last_checkpoint` names the last one.
 import json
 from collections.abc import Iterator
 
-from penstock.connectors.delta.actions import Version, decode_version
+from penstock.connectors.delta.actions import Began, Version, decode_version
 from penstock.connectors.files.committed import EpochRange
 from penstock.errors import ErrorCode, UserError
 from penstock.state.storage.object_store import ObjectStore
@@ -48,12 +48,12 @@ class TableLog:
             yield found
 
     def read_marked(
-        self, newest: int, app: str, epochs: EpochRange
+        self, newest: int, app: str, epochs: EpochRange, began: Began | None = None
     ) -> tuple[list[Version], bool]:
-        """Return what is to be undone of an app after a restore, newest first, and whether it is all.
+        """Return what is to be undone of a sink after a restore, newest first, and whether it is all.
 
         `epochs` are those that the restore abandoned. The log is read backwards from a version, up
-        to the first one of an earlier epoch of the app. Where an entry was cleaned up before that,
+        to the first one of an earlier epoch of the sink. Where an entry was cleaned up before that,
         some may be missing.
         """
         found: list[Version] = []
@@ -62,11 +62,12 @@ class TableLog:
             if version is None:
                 return found, False
             mark = version.info.penstock
-            if mark is None or mark.app != app:
+            if mark is None:
                 continue
-            if mark.belongs_to < epochs[0]:
+            is_own = mark.is_of(app, began, epochs[0])
+            if mark.belongs_to < epochs[0] and (is_own or mark.app == app):
                 break
-            if mark.is_undone_after(epochs):
+            if is_own and mark.is_undone_after(epochs):
                 found.append(version)
         return found, True
 

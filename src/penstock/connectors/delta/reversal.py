@@ -31,8 +31,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from penstock.connectors.delta.actions import AddedFile, RemovedFile, Version
-from penstock.connectors.delta.commit import Reversal
+from penstock.connectors.delta.actions import AddedFile, Began, RemovedFile, Version
+from penstock.connectors.delta.commit import Reversal, find_recorded
 from penstock.connectors.delta.log import TableLog
 from penstock.connectors.delta.table import OpenTable
 from penstock.connectors.files.committed import EpochRange
@@ -137,6 +137,7 @@ def reversing(
     abandoned: Sequence[EpochRange],
     epoch: int,
     *,
+    began: Began | None = None,
     merges: bool = False,
 ) -> Callable[[OpenTable], Reversal]:
     """Return what finds the undoing that the commit of an epoch has to do; usually nothing.
@@ -147,16 +148,16 @@ def reversing(
     ranges = [each for each in abandoned if each[1] == epoch]
 
     def find(table: OpenTable) -> Reversal:
-        recorded = table.recorded_epoch(app) if ranges else None
+        recorded = find_recorded(table, app, began) if ranges else None
         # A version that only undoes records the epoch before the one it belongs to.
         if recorded is None or recorded + 1 < ranges[0][0]:
             return Reversal()
         log = TableLog(store)
-        versions, is_whole = log.read_marked(table.version, app, ranges[0])
+        versions, is_whole = log.read_marked(table.version, app, ranges[0], began)
         plan = _planning(store, table)
         planned = plan(versions)
         if would_lose_rows(planned, merges=merges):
-            every, _ = log.read_marked(table.version, app, (0, epoch))
+            every, _ = log.read_marked(table.version, app, (0, epoch), began)
             restorable = find_restorable(every, ranges[0][0], plan, merges=merges)
             raise _not_put_back(
                 table.url,

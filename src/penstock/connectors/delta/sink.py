@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.connectors.delta.actions import Mark
+from penstock.connectors.delta.actions import Began, Mark
 from penstock.connectors.delta.columns import (
     find_folder_problems,
     find_type_problems,
@@ -33,7 +33,9 @@ from penstock.connectors.delta.commit import (
     TableRules,
     app_of,
     append,
+    began_table,
     check_start,
+    find_began,
     misfit,
     name_of_written,
     written_table,
@@ -64,6 +66,7 @@ from penstock.connectors.files.output.staging import STAGED, decode_subtasks, ti
 from penstock.connectors.files.output.waiting import WAITS, waits_table
 from penstock.core.ids import Epoch
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
+from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import CorruptStateError, ErrorCode, SchemaError, UserError
 from penstock.operators.context import (
     ArrowCollector,
@@ -93,6 +96,9 @@ class StagedEpoch(msgspec.Struct, frozen=True):
     partition_by: tuple[str, ...] | None = None
     """The columns whose values made the folders of the files. None if changes are to be merged,
     which have no folders; and in commit data of older programs: they are those of the sink."""
+    began: tuple[str, int] | None = None
+    """The name that the step had at first, and its first epoch; None in commit data of older
+    programs."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -186,7 +192,7 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
 
     @override
     def tables(self) -> Sequence[TableSpec]:
-        return [*super().tables(), written_table()]
+        return [*super().tables(), written_table(), began_table()]
 
     def _find_problems(self, stream: StreamSchema) -> list[str]:
         merges, schema = self.config.merges(stream), stream.arrow
@@ -231,6 +237,14 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
         super().process_batch(batch, ctx, collector)
 
     @override
+    def handle_checkpoint(
+        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Note when the sink began, with its first epoch, and do what all sinks of files do."""
+        find_began(ctx)
+        super().handle_checkpoint(barrier, ctx, collector)
+
+    @override
     def _new_parts(self, ctx: OperatorContext) -> EpochParts:
         merges = self.config.merges(ctx.inputs[0])
         return (ChangeParts if merges else EpochParts)(
@@ -267,6 +281,7 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
             stream.table_key if merges else None,
             abandoned,
             None if merges else tuple(self.config.partition_by),
+            find_began(ctx),
         )
 
     @override
@@ -288,19 +303,29 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
         files = [file for part in parts for file in part.files]
         columns = schema_of(first.columns)
         merges = first.key is not None
+        app, began = app_of(ctx.task, ctx.identity), None
+        if first.began is not None:
+            step, since = first.began
+            began = Began(app_of(ctx.task, ctx.identity, step), since)
         commit = EpochCommit(
             self._tables,
             self.config.rules(columns, merges=merges),
             ctx.task,
             ctx.identity,
             epoch,
+            began=began,
             is_known=self._has_committed,
         )
         if first.partition_by is not None:
             commit.check_partitions(first.partition_by)
-        app = app_of(ctx.task, ctx.identity)
         undo = reversing(
-            self._store, ctx.task, app, first.abandoned, int(epoch), merges=merges
+            self._store,
+            ctx.task,
+            app,
+            first.abandoned,
+            int(epoch),
+            began=began,
+            merges=merges,
         )
         if first.key is not None:
             merging = merge(
