@@ -223,6 +223,40 @@ def test_columns_that_the_table_got_later_are_null_before(folder: Path) -> None:
         assert found == {1: None, 2: None, 3: None, 9: "x"}
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"version": 0},
+        {"version": datetime(2020, 1, 1, tzinfo=UTC)},
+        {"version": 0, "snapshot": False},
+        {"version": 0, "rewrites": "changelog", "key": "n"},
+        {"version": 0, "schema": {"n": int, "extra": str}},
+    ],
+    ids=["number", "instant", "no snapshot", "changelog", "schema"],
+)
+def test_a_version_from_before_a_column_came_is_followed_into_it(
+    folder: Path, options: dict[str, Any]
+) -> None:
+    more = rows(9).append_column("extra", pa.array(["x"]))
+    write_deltalake(str(folder), more, mode="append", schema_mode="merge")
+    with harness(folder, follow=True, **options) as source:
+        read(source)
+        found = {row["n"]: row["extra"] for row in source.rows()}
+    first = {} if options.get("snapshot") is False else {1: None, 2: None}
+    assert found == {**first, 3: None, 9: "x"}
+
+
+def test_a_column_that_no_version_has_is_refused_wherever_the_job_begins(
+    folder: Path,
+) -> None:
+    for options in ({}, {"version": 0}, {"version": 0, "follow": True}):
+        with (
+            harness(folder, schema={"n": int, "pirce": int}, **options) as source,
+            pytest.raises(SchemaError, match="has no column 'pirce'"),
+        ):
+            source.read()
+
+
 def test_a_schema_names_the_columns_to_read(folder: Path) -> None:
     with harness(folder, follow=True, schema={"n": int}) as source:
         assert read(source) == [1, 2, 3]

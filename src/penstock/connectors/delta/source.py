@@ -10,7 +10,7 @@ come before a refused one are read first. Which files of a changelog an epoch re
 `stretches`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -282,7 +282,9 @@ class DeltaSource(Configured[DeltaSourceConfig], SourceOperator):
             check_same_table(place, table.metadata.id, config.url)
             check_readable(config.url, table.metadata.configuration, table.reader_features)
             if stored is None:
-                self._check_columns(table)
+                # A column that the table got later is null in the rows of this version.
+                follows = config.follow_micros is not None and config.version is not None
+                self._check_columns([table, *([self._open(None)] if follows else [])])
             if begins_whole:
                 time = self._stream.time_column
                 self._waiting = listed(place.first, table.files(), config.url, time)
@@ -297,14 +299,15 @@ class DeltaSource(Configured[DeltaSourceConfig], SourceOperator):
             self._take(version)
         return place
 
-    def _check_columns(self, table: OpenTable) -> None:
-        """Refuse a schema that names columns which the table does not have."""
-        names = set(table.schema.names) | {CHANGE_COLUMN}
-        missing = [name for name in self._stream.arrow.names if name not in names]
+    def _check_columns(self, versions: Sequence[OpenTable]) -> None:
+        """Refuse a schema that names columns which none of these versions of the table has."""
+        names = [name for table in versions for name in table.schema.names]
+        known = {*names, CHANGE_COLUMN}
+        missing = [name for name in self._stream.arrow.names if name not in known]
         if missing:
             raise SchemaError(
                 f"the Delta table {self.config.url} has no column {missing[0]!r}"
-                f"{did_you_mean(missing[0], table.schema.names)}: correct schema=, or leave it out",
+                f"{did_you_mean(missing[0], names)}: correct schema=, or leave it out",
                 column=missing[0],
             )
 
