@@ -13,7 +13,10 @@ from deltalake import DeltaTable, write_deltalake
 
 import penstock as pen
 from penstock.connectors.delta.client import translate
+from penstock.connectors.delta.planning import TABLE
+from penstock.connectors.delta.source import DeltaSource
 from penstock.errors import ExternalError, SchemaError, UserError
+from penstock.operators.splits import SplitState
 from tests.builders.delta_rows import append, harness, read, rows
 
 
@@ -78,6 +81,33 @@ def test_a_table_that_is_gone_stops_the_job(folder: Path) -> None:
         shutil.rmtree(folder)
         with pytest.raises(UserError, match="and now there is none"):
             read(source)
+
+
+def test_a_column_that_the_table_does_not_have_stops_a_job_with_state_too(
+    folder: Path,
+) -> None:
+    def source_of(**options: Any) -> DeltaSource:
+        return DeltaSource(pen.delta(folder, follow=True, **options).source_config())
+
+    table_id = str(DeltaTable(str(folder)).metadata().id)
+    known = {TABLE: SplitState(offset=(table_id, 1, 1), ended=True)}
+    right, wrong = {"n": int, "at": pl.Datetime("us", "UTC")}, {"n": int, "pirce": int}
+    source_of(schema=right).check_splits(known)
+    with pytest.raises(SchemaError, match="has no column 'pirce'"):
+        source_of(schema=wrong).check_splits(known)
+    # A column that an overwrite took away is still one of the version that the job began with.
+    write_deltalake(
+        str(folder), pa.table({"n": [4]}), mode="overwrite", schema_mode="overwrite"
+    )
+    source_of(schema=right).check_splits(known)
+    with pytest.raises(SchemaError, match="has no column 'pirce'"):
+        source_of(schema=wrong).check_splits(known)
+    # Once that version is cleaned up, the newest alone decides.
+    DeltaTable(str(folder)).create_checkpoint()
+    for version in range(2):
+        (folder / "_delta_log" / f"{version:020}.json").unlink()
+    with pytest.raises(SchemaError, match="has no column 'at'"):
+        source_of(schema=right).check_splits(known)
 
 
 def test_a_place_without_a_table_is_refused(tmp_path: Path) -> None:

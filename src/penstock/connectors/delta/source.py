@@ -141,12 +141,17 @@ class DeltaSource(Configured[DeltaSourceConfig], SourceOperator):
 
     @override
     def check_splits(self, known: Mapping[str, SplitState]) -> None:
-        """Refuse another table than the one that the job began with."""
+        """Refuse another table than the one that the job began with, and columns it has not."""
         place = read_place(known)
-        if place is not None:
-            found = self._tables.open()
-            found_id = None if found is None else found.metadata.id
-            check_same_table(place, found_id, self.config.url)
+        if place is None:
+            return
+        found = self._tables.open()
+        found_id = None if found is None else found.metadata.id
+        check_same_table(place, found_id, self.config.url)
+        if found is not None and self._find_missing([found]):
+            # An overwrite may have taken a column away that older rows have.
+            first = self._tables.open_kept(place.first)
+            self._check_columns([found] if first is None else [found, first])
 
     @override
     def plan_splits(
@@ -302,14 +307,17 @@ class DeltaSource(Configured[DeltaSourceConfig], SourceOperator):
     def _check_columns(self, versions: Sequence[OpenTable]) -> None:
         """Refuse a schema that names columns which none of these versions of the table has."""
         names = [name for table in versions for name in table.schema.names]
-        known = {*names, CHANGE_COLUMN}
-        missing = [name for name in self._stream.arrow.names if name not in known]
+        missing = self._find_missing(versions)
         if missing:
             raise SchemaError(
                 f"the Delta table {self.config.url} has no column {missing[0]!r}"
                 f"{did_you_mean(missing[0], names)}: correct schema=, or leave it out",
                 column=missing[0],
             )
+
+    def _find_missing(self, versions: Sequence[OpenTable]) -> list[str]:
+        known = {CHANGE_COLUMN, *(n for table in versions for n in table.schema.names)}
+        return [name for name in self._stream.arrow.names if name not in known]
 
     def _open(self, version: int | str | None) -> OpenTable:
         found = self._tables.open(version)

@@ -80,12 +80,22 @@ class DeltaTables:
             raise self._failed("opened", error) from without_secrets(error)
         return OpenTable(self.url, table)
 
+    def open_kept(self, version: int) -> "OpenTable | None":
+        """Return the table as of a version; None if that was cleaned up."""
+        try:
+            return self.open(version)
+        except UserError as error:
+            if error.context.get("version") == version:
+                return None
+            raise
+
     def _no_version(self, version: int | str) -> UserError:
         return UserError(
             f"the Delta table {self.url} has no version {version}: it is still to come, or was "
             "cleaned up. Name another one, or none for the newest",
             code=ErrorCode.INVALID_CONFIG,
             url=self.url,
+            version=version,
         )
 
     def create(
