@@ -6,11 +6,12 @@ did      0   1   2   3   4                  takes out      removes files        
 """
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from penstock.errors import ErrorCode, StateError
 from tests.builders.delta_walk import Steps
@@ -98,3 +99,96 @@ def test_a_merge_does_not_go_on_without_changes_that_a_compaction_keeps_from_com
         assert "restore epoch 2 or an earlier one" in refuse(steps, restore)
     steps.run(2, epochs=4)
     assert steps.rows() == [-1, *range(6)]
+    # Or the table goes back to the version that had them: that of epoch 5.
+    steps.table().restore(5)
+    steps.run(5, epochs=2)
+    assert steps.rows() == list(range(7))
+
+
+# ---- what other writers did with the rows of abandoned epochs
+
+
+WARNING = "stay in the Delta table"
+
+
+def go_back(table: DeltaTable) -> None:
+    """Bring the table back to epoch 2, whose version has its number."""
+    table.restore(2)
+
+
+def compact_and_go_back(table: DeltaTable) -> None:
+    table.optimize.compact()
+    go_back(DeltaTable(table.table_uri))
+
+
+def delete(table: DeltaTable) -> None:
+    table.delete("n >= 2")
+
+
+def compact_and_delete(table: DeltaTable) -> None:
+    """Delete the abandoned rows of a file that has others, too."""
+    table.optimize.compact()
+    delete(DeltaTable(table.table_uri))
+
+
+def update(table: DeltaTable) -> None:
+    table.update({"k": "'new'"}, predicate="n = 3")
+
+
+@pytest.mark.parametrize("act", [go_back, compact_and_go_back, delete])
+def test_rows_of_abandoned_epochs_that_are_gone_already_are_not_warned_of(
+    tmp_path: Path, act: Callable[[DeltaTable], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = Steps(tmp_path / "table")
+    steps.run(epochs=4)
+    act(steps.table())
+    steps.run(2, epochs=3)
+    assert steps.rows() == list(range(5))
+    assert WARNING not in caplog.text
+
+
+def test_a_merged_table_that_went_back_with_its_job_is_not_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = Steps(tmp_path / "table", merges=True)
+    steps.run(epochs=4)
+    go_back(steps.table())
+    steps.run(2, epochs=3)
+    assert steps.rows() == list(range(5))
+    assert WARNING not in caplog.text
+
+
+@pytest.mark.parametrize("act", [compact_and_delete, update])
+def test_rows_that_other_writers_have_rewritten_may_stay_as_the_warning_says(
+    tmp_path: Path, act: Callable[[DeltaTable], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = Steps(tmp_path / "table")
+    steps.run(epochs=4)
+    act(steps.table())
+    steps.run(2, epochs=3)
+    assert sorted(set(steps.rows())) == list(range(5))
+    assert "rows of the abandoned epochs 3 to 4 may stay in" in caplog.text
+    assert "were rewritten by other writers since" in caplog.text
+
+
+def test_merges_are_not_undone_if_other_writers_have_deleted_what_they_wrote(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # What the last merge had replaced would bring back rows that were deleted on purpose.
+    steps = Steps(tmp_path / "table", merges=True)
+    steps.run(epochs=5)
+    steps.table().delete()
+    steps.run(4)
+    assert steps.rows() == [4]
+    assert "were taken out by other writers since" in caplog.text
+
+
+def test_a_table_that_went_back_and_on_again_is_undone_from_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, merges: bool
+) -> None:
+    steps = Steps(tmp_path / "table", merges=merges)
+    steps.run(epochs=5)
+    steps.table().restore(4)
+    steps.run(2, epochs=4)
+    assert steps.rows() == list(range(6))
+    assert WARNING not in caplog.text

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 import penstock as pen
 from penstock.connectors.delta.actions import (
     AddedFile,
+    CommitInfo,
     Mark,
     RemovedFile,
     Version,
@@ -19,6 +21,7 @@ from penstock.connectors.delta.actions import (
     read_bound,
 )
 from penstock.connectors.delta.client import to_client_options
+from penstock.connectors.delta.fates import Fate, Fates
 from penstock.connectors.delta.log import TableLog, entry_path
 from penstock.connectors.delta.planning import (
     Place,
@@ -108,6 +111,48 @@ def test_files_with_deletion_vectors_are_rewritten_by_others() -> None:
     assert (plan.added, plan.removed, plan.missing) == ((), (), ("g",))
 
 
+def a_version(
+    number: int, added: str, removed: str, operation: str = "WRITE", *, moves: bool = False
+) -> Version:
+    """Return a version of another writer; its files have names of one letter."""
+    return Version(
+        number,
+        tuple(AddedFile(path, 1, data_change=not moves) for path in added),
+        tuple(RemovedFile(path, data_change=not moves) for path in removed),
+        info=CommitInfo(operation),
+    )
+
+
+@pytest.mark.parametrize(
+    ("others", "active", "fate"),
+    [
+        ([a_version(3, "", "f", "DELETE")], "", Fate.GONE),
+        ([a_version(3, "a", "f", "RESTORE")], "a", Fate.GONE),
+        ([a_version(3, "c", "f", moves=True)], "c", Fate.MOVED),
+        ([a_version(3, "u", "f", "UPDATE")], "u", Fate.REWRITTEN),
+        (
+            [a_version(3, "c", "fa", moves=True), a_version(4, "d", "c", moves=True)],
+            "d",
+            Fate.MOVED,
+        ),
+        ([a_version(3, "c", "f", moves=True), a_version(4, "u", "c")], "u", Fate.REWRITTEN),
+        ([a_version(3, "u", "f"), a_version(4, "c", "u", moves=True)], "c", Fate.REWRITTEN),
+        (
+            [a_version(3, "c", "f", moves=True), a_version(4, "a", "c", "RESTORE")],
+            "a",
+            Fate.GONE,
+        ),
+        ([a_version(3, "u", "f"), a_version(4, "", "u")], "", Fate.GONE),
+        ([a_version(3, "uv", "f"), a_version(4, "", "u")], "v", Fate.REWRITTEN),
+        ([], "", Fate.REWRITTEN),
+    ],
+)
+def test_the_version_that_removed_a_file_tells_where_its_rows_are(
+    others: list[Version], active: str, fate: Fate
+) -> None:
+    assert Fates(reversed(others), set(active)).find("f", 2) is fate
+
+
 def test_what_only_moves_rows_is_not_reversed() -> None:
     moved = Version(
         3,
@@ -132,9 +177,9 @@ def mark(epoch: int, **more: object) -> dict[str, object]:
 
 
 def numbers_of(log: TableLog, newest: int, epochs: tuple[int, int]) -> list[int]:
-    versions, is_whole = log.read_marked(newest, "a", epochs)
-    assert is_whole
-    return [version.number for version in versions]
+    found = log.read_marked(newest, "a", epochs)
+    assert found.is_whole
+    return [version.number for version in found.versions]
 
 
 def test_a_version_that_undoes_is_undone_with_the_epoch_it_undoes_for() -> None:
@@ -146,6 +191,22 @@ def test_a_version_that_undoes_is_undone_with_the_epoch_it_undoes_for() -> None:
     assert numbers_of(log, 4, (7, 8)) == []
     # Before its merge epoch 6 finds its own undoing, which cancels what is to be undone.
     assert numbers_of(log, 3, (3, 6)) == [3, 2, 1]
+
+
+def test_versions_that_the_table_went_back_behind_count_for_nothing() -> None:
+    entries: list[dict[str, Any]] = [{"penstock": mark(epoch)} for epoch in (1, 2, 3, 4)]
+    entries += [{"operation": "RESTORE", "operationParameters": {"version": "1"}}]
+    entries += [{"penstock": mark(5)}]
+    store = {
+        entry_path(number): json.dumps({"commitInfo": entry}).encode()
+        for number, entry in enumerate(entries)
+    }
+    log = TableLog(MemoryStore(store))
+    assert numbers_of(log, 5, (2, 6)) == [5, 1]
+    assert numbers_of(log, 4, (2, 6)) == [1]
+    for told in (None, {"timestamp": "x"}, {"version": None}, {"version": 9}, "text"):
+        info = CommitInfo("RESTORE", operation_parameters=told)
+        assert Version(4, info=info).goes_back_to is None
 
 
 def test_marks_without_it_are_read_and_written_as_before() -> None:

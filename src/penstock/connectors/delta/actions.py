@@ -27,6 +27,8 @@ from penstock.errors import CorruptStateError, ErrorCode, UserError
 PartitionValues = Mapping[str, str | None]
 """The values of the partition columns as text, by column."""
 
+RESTORE = "RESTORE"
+"""The operation of a version that makes the table as it was before."""
 READABLE_FEATURES = frozenset(
     {
         "deletionVectors",  # each file says whether it has one
@@ -154,6 +156,8 @@ class CommitInfo(_Action, frozen=True):
     """Who made a version."""
 
     operation: str = "an unknown operation"
+    operation_parameters: Any = None
+    """What the writer says about it, in whatever form."""
     penstock: Mark | None = None
 
 
@@ -176,6 +180,15 @@ class Version(msgspec.Struct, frozen=True):
     metadata: TableMetadata | None = None
     protocol: TableProtocol | None = None
     info: CommitInfo = CommitInfo()
+
+    @property
+    def goes_back_to(self) -> int | None:
+        """The older version that this one made the newest again; None if it did not, or is unknown."""
+        told = self.info.operation_parameters
+        if self.info.operation != RESTORE or not isinstance(told, dict):
+            return None
+        text = str(told.get("version"))
+        return int(text) if text.isdecimal() and int(text) < self.number else None
 
     @property
     def new_files(self) -> tuple[AddedFile, ...]:

@@ -365,5 +365,7 @@ class Reversal:
     """Why not all of it can be taken out; None if it can."""
     missing: tuple[str, ...] = ()
     """Files that are to be put back and cannot be: without them rows would be lost."""
+    is_certain: bool = True
+    """Whether it is known that rows stay; else they may have been deleted by others."""
     brings_back: bool = False
     """Whether it undoes versions that only undid others: what these took out comes back."""

@@ -6,7 +6,8 @@ checkpoint of the log covers, and `_last_checkpoint` names the last one.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from penstock.connectors.delta.actions import Began, Version, decode_version
 from penstock.connectors.files.committed import EpochRange
@@ -14,6 +15,18 @@ from penstock.errors import ErrorCode, UserError
 from penstock.state.storage.object_store import ObjectStore
 
 LOG = "_delta_log"
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """What a log tells about the versions of abandoned epochs."""
+
+    versions: Sequence[Version]
+    """Those that are to be undone, the newest first."""
+    others: Sequence[Version] = ()
+    """Those between and after them, the newest first."""
+    is_whole: bool = True
+    """Whether the log reaches back far enough to tell all of them."""
 
 
 class TableLog:
@@ -49,27 +62,36 @@ class TableLog:
 
     def read_marked(
         self, newest: int, app: str, epochs: EpochRange, began: Began | None = None
-    ) -> tuple[list[Version], bool]:
-        """Return what is to be undone of a sink after a restore, newest first, and whether it is all.
+    ) -> "Abandoned":
+        """Return what is to be undone of a sink after a restore.
 
         `epochs` are those that the restore abandoned. The log is read backwards from a version, up
         to the first one of an earlier epoch of the sink. Where an entry was cleaned up before that,
-        some may be missing.
+        some may be missing. Where the table went back to an older version, all between the two
+        count for nothing.
         """
         found: list[Version] = []
-        for number in range(newest, -1, -1):
+        others: list[Version] = []
+        number = newest + 1
+        while number > 0:
+            number -= 1
             version = self.read(number)
             if version is None:
-                return found, False
-            mark = version.info.penstock
-            if mark is None:
+                return Abandoned(found, others, is_whole=False)
+            if version.goes_back_to is not None:
+                number = version.goes_back_to + 1
                 continue
-            is_own = mark.is_of(app, began, epochs[0])
-            if mark.belongs_to < epochs[0] and (is_own or mark.app == app):
+            mark = version.info.penstock
+            is_own = mark is not None and mark.is_of(app, began, epochs[0])
+            if mark is None or not (is_own or mark.app == app):
+                others.append(version)
+            elif mark.belongs_to < epochs[0]:
                 break
-            if is_own and mark.is_undone_after(epochs):
+            elif is_own and mark.is_undone_after(epochs):
                 found.append(version)
-        return found, True
+            else:
+                others.append(version)
+        return Abandoned(found, others, is_whole=True)
 
     def _read_checkpointed(self) -> int:
         """Return the version of the last checkpoint of the log; -1 if there is none."""

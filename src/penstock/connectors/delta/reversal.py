@@ -15,7 +15,8 @@ there before them all.
 
 **What cannot be taken out** stays. Files of epoch 3 in the picture were rewritten by a compaction:
 which rows of the new file were theirs cannot be told. Then the user is warned, with the versions,
-and decides. So it is if another writer has deleted rows of a file by a deletion vector: neither
+and decides; where the rows are gone, as the table itself went back, there is nothing to warn of:
+see `fates`. So it is if another writer has deleted rows of a file by a deletion vector: neither
 removing the file nor adding it again would leave the table as it was.
 
 **What cannot be put back** would be missing for good, as nobody writes those rows again: a restore
@@ -28,12 +29,13 @@ are undone as a whole or not at all, as files that they replaced hold the same k
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from penstock.connectors.delta.actions import AddedFile, Began, RemovedFile, Version
 from penstock.connectors.delta.commit import Reversal, find_recorded
-from penstock.connectors.delta.log import TableLog
+from penstock.connectors.delta.fates import Fate, Fates
+from penstock.connectors.delta.log import Abandoned, TableLog
 from penstock.connectors.delta.table import OpenTable
 from penstock.connectors.files.committed import EpochRange
 from penstock.core.ids import TaskInfo
@@ -41,6 +43,21 @@ from penstock.errors import ErrorCode, StateError
 from penstock.state.storage.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
+
+
+_MOVED = "files of version(s) {} were compacted since, so their rows cannot be told apart from others"
+_REWRITTEN = (
+    "files of version(s) {} were rewritten by other writers since, and which rows these have left "
+    "cannot be told"
+)
+_VECTOR = "files of version(s) {} have a deletion vector, so they cannot be put back as they were before"
+_TAKEN = (
+    "files of version(s) {} were taken out by other writers since, so those that they had replaced "
+    "cannot be put back"
+)
+_STAYS = (_MOVED, _REWRITTEN, _VECTOR)
+"""Why rows stay in the table, each with the versions that had added them."""
+_BY_FATE = {Fate.GONE: _TAKEN, Fate.MOVED: _MOVED, Fate.REWRITTEN: _REWRITTEN}
 
 
 @dataclass(slots=True)
@@ -65,49 +82,54 @@ def plan_reversal(
     is_there: Callable[[str], bool],
     *,
     vectored: Collection[str] = (),
+    others: Iterable[Version] = (),
+    merges: bool = False,
 ) -> Reversal:
     """Return what undoes these versions, the newest first, in a table with these files.
 
-    Of the files that are `active`, those that are `vectored` have a deletion vector.
+    Of the files that are `active`, those that are `vectored` have a deletion vector. `others` are
+    the versions of other writers since, the newest first. If the sink `merges`, rows of one key
+    are in files that versions removed and in those that they added: if others have taken such
+    files out, nothing can be put back beside what they left.
     """
-    files = _find_touched(versions)
+    files, fates = _find_touched(versions), Fates(others, active)
     added: list[AddedFile] = []
     removed: list[RemovedFile] = []
     missing: list[str] = []
-    rewritten: set[int] = set()
+    stays: dict[str, set[int]] = {reason: set() for reason in (*_STAYS, _TAKEN)}
     for path, file in files.items():
         first, is_active = file.first, path in active
         if isinstance(first, AddedFile):
             if file.is_altered or path in vectored:
-                rewritten.add(file.newest)
+                stays[_VECTOR].add(file.newest)
             elif is_active:
                 values = first.partition_values
                 removed.append(RemovedFile(path, size=first.size, partition_values=values))
             elif file.was_left:
-                rewritten.add(file.newest)
+                stays[_BY_FATE[fates.find(path, file.newest)]].add(file.newest)
         elif is_active:  # it is back already
             if path in vectored:
-                rewritten.add(file.newest)
+                stays[_VECTOR].add(file.newest)
         elif file.was_left:
             continue  # others have rewritten rows that are to stay: they are where they put them
         elif file.is_altered or first.size is None or not is_there(path):
             missing.append(path)
         else:
             added.append(AddedFile(path, first.size, first.partition_values or {}))
-    problem = None
-    if rewritten:
-        listed = ", ".join(map(str, sorted(rewritten)))
-        problem = (
-            f"files of version(s) {listed} were rewritten or vacuumed since, or have a deletion "
-            "vector, so their rows cannot be told apart from others"
-        )
+    reasons = _STAYS + ((_TAKEN,) if merges and added else ())
+    told = {reason: stays[reason] for reason in reasons if stays[reason]}
     return Reversal(
         tuple(added),
         tuple(removed),
-        problem,
+        "; ".join(_show(reason, numbers) for reason, numbers in told.items()) or None,
         tuple(missing),
         brings_back=any(file.is_undoing for file in files.values()),
+        is_certain=told.keys() != {_REWRITTEN},
     )
+
+
+def _show(reason: str, versions: Iterable[int]) -> str:
+    return reason.format(", ".join(map(str, sorted(versions))))
 
 
 def _find_touched(versions: Iterable[Version]) -> dict[str, _Touched]:
@@ -153,21 +175,20 @@ def reversing(
         if recorded is None or recorded + 1 < ranges[0][0]:
             return Reversal()
         log = TableLog(store)
-        versions, is_whole = log.read_marked(table.version, app, ranges[0], began)
-        plan = _planning(store, table)
-        planned = plan(versions)
+        found = log.read_marked(table.version, app, ranges[0], began)
+        plan = _planning(store, table, merges=merges)
+        planned = plan(found)
         if would_lose_rows(planned, merges=merges):
-            every, _ = log.read_marked(table.version, app, (0, epoch), began)
-            restorable = find_restorable(every, ranges[0][0], plan, merges=merges)
+            every = log.read_marked(table.version, app, (0, epoch), began)
             raise _not_put_back(
                 table.url,
                 task,
                 ranges[0],
                 planned,
-                versions=every,
-                restorable=restorable,
+                versions=every.versions,
+                restorable=find_restorable(every, ranges[0][0], plan, merges=merges),
             )
-        problem = planned.problem
+        problem, verb = planned.problem, "stay" if planned.is_certain else "may stay"
         if planned.missing and problem is None:
             problem = "files that they had replaced were vacuumed since"
         if merges and problem is not None:
@@ -178,18 +199,18 @@ def reversing(
         ):
             planned = Reversal(planned.added)
             problem = "the table takes appends only (delta.appendOnly)"
-        if problem is None and not is_whole:
+        if problem is None and not found.is_whole:
             problem = "the table's log does not reach back far enough to tell which rows are theirs"
         if problem is not None:
-            warn_of_rest(table.url, task, ranges[0], problem)
+            warn_of_rest(table.url, task, ranges[0], f"{verb} in", problem)
         return planned
 
     return find
 
 
 def _planning(
-    store: ObjectStore, table: OpenTable
-) -> Callable[[Sequence[Version]], Reversal]:
+    store: ObjectStore, table: OpenTable, *, merges: bool
+) -> Callable[[Abandoned], Reversal]:
     """Return what plans to undo versions in a table; the store is asked once about each file."""
     files = table.files()
     active = {file.path for file in files}
@@ -199,7 +220,14 @@ def _planning(
     def is_there(path: str) -> bool:
         return store.size(path) is not None
 
-    return lambda versions: plan_reversal(versions, active, is_there, vectored=vectored)
+    return lambda found: plan_reversal(
+        found.versions,
+        active,
+        is_there,
+        vectored=vectored,
+        others=found.others,
+        merges=merges,
+    )
 
 
 def would_lose_rows(planned: Reversal, *, merges: bool) -> bool:
@@ -214,19 +242,20 @@ def would_lose_rows(planned: Reversal, *, merges: bool) -> bool:
 
 
 def find_restorable(
-    versions: Sequence[Version],
+    every: Abandoned,
     start: int,
-    plan: Callable[[Sequence[Version]], Reversal],
+    plan: Callable[[Abandoned], Reversal],
     *,
     merges: bool,
 ) -> int | None:
     """Return the newest epoch below some that can be restored without loss; None if unknown.
 
-    `versions` are all that the sink has made, the newest first. Pure.
+    `every` has all versions that the sink has made. Pure.
     """
-    numbers = sorted({_epoch_of(version) for version in versions}, reverse=True)
+    numbers = sorted({_epoch_of(version) for version in every.versions}, reverse=True)
     for number in (n for n in numbers if 1 < n < start):
-        planned = plan([v for v in versions if _epoch_of(v) >= number])
+        undone = [v for v in every.versions if _epoch_of(v) >= number]
+        planned = plan(replace(every, versions=undone))
         if not would_lose_rows(planned, merges=merges):
             return number - 1
     return None
@@ -291,16 +320,19 @@ def _not_put_back(
     )
 
 
-def warn_of_rest(url: str, task: TaskInfo, abandoned: EpochRange, problem: str) -> None:
-    """Warn that rows of abandoned epochs stay in the table."""
+def warn_of_rest(
+    url: str, task: TaskInfo, abandoned: EpochRange, verb: str, problem: str
+) -> None:
+    """Warn that rows of abandoned epochs stay in the table, or may."""
     start, end = abandoned
     _log.warning(
-        "after the restore of an earlier epoch, rows of the abandoned epochs %s to %s stay in the "
+        "after the restore of an earlier epoch, rows of the abandoned epochs %s to %s %s the "
         "Delta table %s: %s. Their rows are written again, and may be there twice. To correct it, "
         "delete them there by a condition, or go back to an older version of the table (RESTORE) "
         "and restore the job to the epoch that it held",
         start,
         end - 1,
+        verb,
         url,
         problem,
         extra={"job": str(task.job), "operator": str(task.operator), "epoch": end},
