@@ -348,7 +348,7 @@ def append(
     def carry_out(table: OpenTable, marks: Sequence[Mark]) -> CommitOutcome:
         undone = find_reversed(table)
         added = [*files, *undone.added]
-        if not added and not undone.removed:
+        if not added and not undone.removed and not undone.must_record:
             return CommitOutcome.DONE  # the end of a job without rows: there is a table
         return table.commit(added, undone.removed, marks)
 
@@ -367,5 +367,8 @@ class Reversal:
     """Files that are to be put back and cannot be: without them rows would be lost."""
     is_certain: bool = True
     """Whether it is known that rows stay; else they may have been deleted by others."""
+    must_record: bool = False
+    """Whether the epoch is to be recorded even if it changes nothing: a commit of an abandoned one
+    that comes late would count otherwise."""
     brings_back: bool = False
     """Whether it undoes versions that only undid others: what these took out comes back."""

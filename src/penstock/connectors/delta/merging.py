@@ -104,6 +104,8 @@ def merge(
         if undone.added or undone.removed:
             table.commit(undone.added, undone.removed, [to_undoing(mark) for mark in marks])
             return CommitOutcome.CONFLICT  # what is merged into must be opened again
+        if not files and undone.must_record:
+            return table.commit((), (), marks)
         if not files:
             return CommitOutcome.DONE  # the end of a job without rows: there is a table
         failure: list[BaseException] = []

@@ -170,10 +170,14 @@ def reversing(
     ranges = [each for each in abandoned if each[1] == epoch]
 
     def find(table: OpenTable) -> Reversal:
-        recorded = find_recorded(table, app, began) if ranges else None
+        if not ranges:
+            return Reversal()
+        recorded = find_recorded(table, app, began)
+        # With the epoch before this one all that were abandoned count as committed.
+        must_record = recorded is None or recorded + 1 < epoch
         # A version that only undoes records the epoch before the one it belongs to.
         if recorded is None or recorded + 1 < ranges[0][0]:
-            return Reversal()
+            return Reversal(must_record=must_record)
         log = TableLog(store)
         found = log.read_marked(table.version, app, ranges[0], began)
         plan = _planning(store, table, merges=merges)
@@ -203,7 +207,7 @@ def reversing(
             problem = "the table's log does not reach back far enough to tell which rows are theirs"
         if problem is not None:
             warn_of_rest(table.url, task, ranges[0], f"{verb} in", problem)
-        return planned
+        return replace(planned, must_record=must_record)
 
     return find
 

@@ -9,8 +9,8 @@ the epoch is acknowledged, and no part of the table before its commit, which the
     {table}/_delta_log/00000000000000000012.json                             the version
 
 With `min_bytes` or `visible_after` rows wait in the state, as those of the files sink do, and become
-visible together in fewer files. An epoch without rows makes no version, unless it is the first after a restore, or the last of a job:
-so a finished job has a table, which tells its columns.
+visible together in fewer files. An epoch without rows makes no version, unless it is the first
+after a restore. The last of a job makes a table if there is none, which tells its columns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
