@@ -281,43 +281,40 @@ def _not_put_back(
 ) -> StateError:
     """Return the error for rows that an earlier restore took out and that cannot be put back."""
     start, epoch = abandoned
-    missing = set(planned.missing)
+    missing = planned.missing
     writers = {
         _epoch_of(version)
         for version in versions
-        if _epoch_of(version) < start and missing & {file.path for file in version.added}
+        if _epoch_of(version) < start
+        and not {file.path for file in version.added}.isdisjoint(missing)
     }
     whose = (
         f"epoch(s) {', '.join(map(str, sorted(writers)))}"
         if writers
         else "epochs before it"
     )
-    if missing:
-        why = f"{len(missing)} file(s) that held them are gone, as after a vacuum: "
-        why += ", ".join(map(repr, sorted(missing)[:3])) + (
-            ", …" if len(missing) > 3 else ""
-        )
-        back = "or bring the files back and start the job again"
-    else:
-        why, back = (
-            str(planned.problem),
-            "or go back to a version of the table (RESTORE) that has them",
-        )
     ways = []
     if restorable is not None:
         ways.append(
-            f"restore epoch {restorable} or an earlier one, and they are written again;"
+            f"restore epoch {restorable} or an earlier one, and they are written again"
         )
     newest = versions[0].info.penstock if versions else None
     if newest is not None and newest.undoes_for is None:
         ways.append(
-            f"restore epoch {newest.epoch}, which the table holds, and the job goes on from there;"
+            f"restore epoch {newest.epoch}, which the table holds, and the job goes on from there"
         )
+    if missing:
+        shown = ", ".join(map(repr, sorted(missing)[:3])) + (", …" if missing[3:] else "")
+        why = f"{len(missing)} file(s) that held them are gone, as after a vacuum: {shown}"
+        ways.append("bring the files back, and start the job again")
+    else:
+        why = str(planned.problem)
+        ways.append("go back to a version of the table that has them (RESTORE)")
     return StateError(
         f"epoch {epoch} of step {str(task.operator)!r} follows epoch {start - 1}, and rows of "
         f"{whose} are not in the Delta table {url} any more: an earlier restore took them out, "
         f"and they cannot be put back ({why}). Nothing was changed. To go on, "
-        f"{' or '.join(ways)} {back}",
+        f"{'; or '.join(ways)}",
         code=ErrorCode.NOT_RESTORABLE,
         operator=str(task.operator),
         url=url,
