@@ -21,7 +21,6 @@ from penstock.connectors.delta.actions import (
     read_bound,
 )
 from penstock.connectors.delta.client import to_client_options
-from penstock.connectors.delta.fates import Fate, Fates
 from penstock.connectors.delta.log import TableLog, entry_path
 from penstock.connectors.delta.planning import (
     Place,
@@ -32,8 +31,8 @@ from penstock.connectors.delta.planning import (
     is_watermark_held,
     read_name,
 )
-from penstock.connectors.delta.reversal import plan_reversal
 from penstock.connectors.delta.stretches import LeftFile, to_stretches
+from penstock.connectors.delta.undoing import Fate, Fates, plan_reversal
 from penstock.errors import CorruptStateError, UserError
 from penstock.operators.splits import SplitState
 from penstock.state.storage.memory import MemoryStore

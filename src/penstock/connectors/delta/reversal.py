@@ -1,4 +1,4 @@
-"""Plans how the versions of abandoned epochs are undone after a restore: their files go again.
+"""Undoes the versions of abandoned epochs after a restore, or refuses to: their files go again.
 
 A restore goes back to an older epoch. The rows of the epochs after it are in the table, and come
 again under new numbers. The log tells which versions are of these epochs, and what each did:
@@ -16,7 +16,7 @@ there before them all.
 **What cannot be taken out** stays. Files of epoch 3 in the picture were rewritten by a compaction:
 which rows of the new file were theirs cannot be told. Then the user is warned, with the versions,
 and decides; where the rows are gone, as the table itself went back, there is nothing to warn of:
-see `fates`. So it is if another writer has deleted rows of a file by a deletion vector: neither
+see `undoing`. So it is if another writer has deleted rows of a file by a deletion vector: neither
 removing the file nor adding it again would leave the table as it was.
 
 **What cannot be put back** would be missing for good, as nobody writes those rows again: a restore
@@ -24,132 +24,25 @@ had taken a file out, a vacuum has removed it since, and now that restore is to 
 commit is refused before it changes anything, with the epochs that can be restored instead. Merges
 are undone as a whole or not at all, as files that they replaced hold the same keys.
 
-`plan_reversal` is pure.
+What is done with which file is planned in `undoing`.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
-from penstock.connectors.delta.actions import AddedFile, Began, RemovedFile, Version
+from penstock.connectors.delta.actions import Began, Version
 from penstock.connectors.delta.commit import Reversal, find_recorded
-from penstock.connectors.delta.fates import Fate, Fates
 from penstock.connectors.delta.log import Abandoned, TableLog
 from penstock.connectors.delta.table import OpenTable
+from penstock.connectors.delta.undoing import plan_reversal
 from penstock.connectors.files.committed import EpochRange
 from penstock.core.ids import TaskInfo
 from penstock.errors import ErrorCode, StateError
 from penstock.state.storage.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
-
-
-_MOVED = "files of version(s) {} were compacted since, so their rows cannot be told apart from others"
-_REWRITTEN = (
-    "files of version(s) {} were rewritten by other writers since, and which rows these have left "
-    "cannot be told"
-)
-_VECTOR = "files of version(s) {} have a deletion vector, so they cannot be put back as they were before"
-_TAKEN = (
-    "files of version(s) {} were taken out by other writers since, so those that they had replaced "
-    "cannot be put back"
-)
-_STAYS = (_MOVED, _REWRITTEN, _VECTOR)
-"""Why rows stay in the table, each with the versions that had added them."""
-_BY_FATE = {Fate.GONE: _TAKEN, Fate.MOVED: _MOVED, Fate.REWRITTEN: _REWRITTEN}
-
-
-@dataclass(slots=True)
-class _Touched:
-    """What the versions that are to be undone have done with one file."""
-
-    newest: int
-    """The version that has touched it last."""
-    was_left: bool
-    """Whether that one left it in the table."""
-    first: AddedFile | RemovedFile
-    """What the oldest version did: if it has removed the file, it was there before."""
-    is_undoing: bool
-    """Whether the oldest version undid others, and did nothing else."""
-    is_altered: bool
-    """Whether some of its rows were deleted, which only a deletion vector tells."""
-
-
-def plan_reversal(
-    versions: Iterable[Version],
-    active: Collection[str],
-    is_there: Callable[[str], bool],
-    *,
-    vectored: Collection[str] = (),
-    others: Iterable[Version] = (),
-    merges: bool = False,
-) -> Reversal:
-    """Return what undoes these versions, the newest first, in a table with these files.
-
-    Of the files that are `active`, those that are `vectored` have a deletion vector. `others` are
-    the versions of other writers since, the newest first. If the sink `merges`, rows of one key
-    are in files that versions removed and in those that they added: if others have taken such
-    files out, nothing can be put back beside what they left.
-    """
-    files, fates = _find_touched(versions), Fates(others, active)
-    added: list[AddedFile] = []
-    removed: list[RemovedFile] = []
-    missing: list[str] = []
-    stays: dict[str, set[int]] = {reason: set() for reason in (*_STAYS, _TAKEN)}
-    for path, file in files.items():
-        first, is_active = file.first, path in active
-        if isinstance(first, AddedFile):
-            if file.is_altered or path in vectored:
-                stays[_VECTOR].add(file.newest)
-            elif is_active:
-                values = first.partition_values
-                removed.append(RemovedFile(path, size=first.size, partition_values=values))
-            elif file.was_left:
-                stays[_BY_FATE[fates.find(path, file.newest)]].add(file.newest)
-        elif is_active:  # it is back already
-            if path in vectored:
-                stays[_VECTOR].add(file.newest)
-        elif file.was_left:
-            continue  # others have rewritten rows that are to stay: they are where they put them
-        elif file.is_altered or first.size is None or not is_there(path):
-            missing.append(path)
-        else:
-            added.append(AddedFile(path, first.size, first.partition_values or {}))
-    reasons = _STAYS + ((_TAKEN,) if merges and added else ())
-    told = {reason: stays[reason] for reason in reasons if stays[reason]}
-    return Reversal(
-        tuple(added),
-        tuple(removed),
-        "; ".join(_show(reason, numbers) for reason, numbers in told.items()) or None,
-        tuple(missing),
-        brings_back=any(file.is_undoing for file in files.values()),
-        is_certain=told.keys() != {_REWRITTEN},
-    )
-
-
-def _show(reason: str, versions: Iterable[int]) -> str:
-    return reason.format(", ".join(map(str, sorted(versions))))
-
-
-def _find_touched(versions: Iterable[Version]) -> dict[str, _Touched]:
-    files: dict[str, _Touched] = {}
-    for version in versions:
-        mark = version.info.penstock
-        is_undoing = mark is not None and mark.undoes_for is not None
-        actions: list[AddedFile | RemovedFile] = [*version.new_files, *version.lost_files]
-        for action in actions:
-            known = files.get(action.path)
-            is_altered = action.has_deleted_rows
-            if known is None:
-                was_left = isinstance(action, AddedFile)
-                files[action.path] = _Touched(
-                    version.number, was_left, action, is_undoing, is_altered
-                )
-            else:
-                known.first, known.is_undoing = action, is_undoing
-                known.is_altered |= is_altered
-    return files
 
 
 def reversing(
