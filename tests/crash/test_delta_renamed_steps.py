@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import penstock as pen
 from penstock.connectors.delta.actions import Began, Mark
+from penstock.connectors.delta.log import TableLog
 from penstock.errors import PenstockError
+from penstock.state.storage.local_disk import LocalStore
+from penstock.testing import CUT, LocalJob, ScriptedSource
 from tests.builders.delta_job import TableCalls
 from tests.builders.delta_walk import Steps
 
@@ -112,3 +116,20 @@ def test_versions_of_a_sink_are_told_by_its_beginning(
     mark: Mark, app: str, began: Began | None, *, is_own: bool
 ) -> None:
     assert mark.is_of(app, began, 5) is is_own
+
+
+@pytest.mark.parametrize("first", ["0", "1"])
+def test_all_epochs_tell_the_same_beginning_whichever_subtask_has_rows(
+    tmp_path: Path, first: str
+) -> None:
+    folder = tmp_path / "table"
+    script = [step for n in range(4) for step in ([{"n": n}], CUT)]
+    other = "1" if first == "0" else "0"
+    scripts = {first: [[{"n": 9}], *[CUT] * 4], other: [CUT, *script]}
+    pipeline = pen.Pipeline("two", parallelism=2)
+    pipeline.read("rows", ScriptedSource(scripts)).write("out", pen.delta(folder))
+    LocalJob(pipeline).run(parallelism=2)
+    log = TableLog(LocalStore(folder, durable=False))
+    marks = [version.info.penstock for version in log.read_after(0, 100)]
+    assert len(marks) > 3
+    assert {mark and mark.began and mark.began.epoch for mark in marks} == {1}
