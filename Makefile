@@ -96,7 +96,7 @@ lint: $(READY) ## Linter, formatter, types, layers
 	$(BIN)/lint-imports
 
 .PHONY: test
-test: $(READY) ## All tests
+test: $(READY) ## The tests; with CI=true also those that take long, and more of each
 	@bash scripts/ensure_java.sh
 	$(PYTEST) $(PROCESSES) $(PYTEST_ARGS)
 
