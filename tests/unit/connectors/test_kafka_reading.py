@@ -297,6 +297,7 @@ class _LateLog(Log):
     """A cluster whose leader of one partition is silent for some calls."""
 
     late: Partition
+    late_calls = 50
     calls = assigned = 0
 
     def incremental_assign(self, partitions: Sequence[Any]) -> None:
@@ -305,7 +306,7 @@ class _LateLog(Log):
 
     def consume(self, count: int, seconds: float) -> list[Message]:
         self.calls += 1
-        if self.calls > 50 or self.late not in self.positions:
+        if self.calls > self.late_calls or self.late not in self.positions:
             return super().consume(count, seconds)
         place = self.positions.pop(self.late)
         found = super().consume(count, seconds)
@@ -401,6 +402,21 @@ def test_partitions_do_not_wait_for_one_whose_leader_is_gone_once_the_epoch_is_l
         is_late=lambda: log.calls >= 20,
     )
     assert [(piece.partition, piece.next) for piece in pieces] == [(other, 9)]
+
+
+def test_where_nothing_more_comes_what_has_come_ends_the_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "_PATIENCE_SECONDS", 0.2)
+    gone, other = Partition("a", 0), Partition("a", 1)
+    log = _LateLog({gone: range(5), other: range(9)}, {gone: 5, other: 9}, _Always(0))
+    log.late, log.late_calls = gone, 1_000_000_000
+    reader = reader_of(log)
+    ranges = {gone: Range(0, 5), other: Range(0, 9)}
+    pieces = reader.read(ranges, on_gone=lambda _, at: at, on_stall=lambda: None)
+    assert [(piece.partition, piece.next) for piece in pieces] == [(other, 9)]
+    with pytest.raises(ExternalError, match="no broker gave offset 0"):
+        read(reader, {gone: Range(0, 5)}, [])
 
 
 def test_a_partition_that_a_broker_does_not_know_yet_is_tried_again() -> None:

@@ -22,6 +22,7 @@ _MARKER_CONFIG = {
     "segment.bytes": str(16 << 20),
     "segment.ms": str(24 * 3600 * 1000),
 }
+_NO_LIMIT = str(2**63 - 1)
 DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
 """What a topic takes unless it is told otherwise."""
 
@@ -268,11 +269,11 @@ class OutputTopics:
 
 def _reach(settings: Mapping[str, str], side: str) -> int | None:
     """Return how far timestamps may be from now, in milliseconds; None if it is not known."""
-    # Before Kafka 3.6 there is one setting for both sides.
-    for name in (f"message.timestamp.{side}.max.ms", "message.timestamp.difference.max.ms"):
-        if name in settings:
-            return int(settings[name])
-    return None
+    given = settings.get(f"message.timestamp.{side}.max.ms")
+    if given in (None, _NO_LIMIT):
+        # Before Kafka 4.0 there is one setting for both sides, which counts then.
+        given = settings.get("message.timestamp.difference.max.ms", given)
+    return None if given is None else int(given)
 
 
 def _unmade(topic: str, partitions: int, error: UserError) -> UserError:

@@ -168,10 +168,7 @@ class _Fetch:
         """Return the records before the end that came."""
         taken, self.chunks = self.chunks, []
         self.rows = self.size_bytes = 0
-        if self.fetched >= self.end:
-            self.handed = self.end
-        elif taken:
-            self.handed = int(taken[-1].offsets[-1]) + 1
+        self.handed = min(self.fetched, self.end)
         return taken
 
 
@@ -226,9 +223,9 @@ class PartitionReader:
         is_late: Callable[[], bool],
     ) -> Iterator[Piece]:
         quiet_since = looked_at = asked_at = time.monotonic()
-        has_given = False
+        has_given = is_silent = False
         while True:
-            late = is_late()
+            late = is_silent or is_late()
             for piece in self._hand_out(pending, late=late):
                 has_given = True
                 yield piece
@@ -239,6 +236,8 @@ class PartitionReader:
             # until that counts as a failure.
             if late and has_given:
                 return
+            if is_silent:
+                raise self._silent(pending)
             awaited = sum(
                 # One that waits for its turn may be ahead.
                 max(0, each.end - self._fetches[partition].fetched)
@@ -264,7 +263,7 @@ class PartitionReader:
             if helps:
                 quiet_since = looked_at = asked_at = now
             elif now - quiet_since >= _PATIENCE_SECONDS:
-                raise self._silent(pending)
+                is_silent = True
             elif now - asked_at >= _ANEW_SECONDS:
                 asked_at = now
                 self._place({each: replace(self._fetches[each]) for each in pending})
@@ -282,11 +281,11 @@ class PartitionReader:
             fetch = self._fetches[partition]
             if fetch.fetched < fetch.end and not fetch.is_large and not late:
                 return
-            chunks = fetch.take()
+            before, chunks = fetch.handed, fetch.take()
             is_done = fetch.handed == fetch.end
             if is_done:
                 del pending[partition]
-            if chunks or is_done:
+            if is_done or fetch.handed > before:
                 yield Piece(partition, chunks, fetch.handed)
             if not is_done and not late:
                 return
