@@ -115,7 +115,7 @@ OLD, NEW = "penstock:j:out:1", "penstock:j:table:1"
 def test_versions_of_a_sink_are_told_by_its_beginning(
     mark: Mark, app: str, began: Began | None, *, is_own: bool
 ) -> None:
-    assert mark.is_of(app, began, 5) is is_own
+    assert mark.is_of(app, began, [(5, 9)]) is is_own
 
 
 @pytest.mark.parametrize("first", ["0", "1"])
@@ -133,3 +133,11 @@ def test_all_epochs_tell_the_same_beginning_whichever_subtask_has_rows(
     marks = [version.info.penstock for version in log.read_after(0, 100)]
     assert len(marks) > 3
     assert {mark and mark.began and mark.began.epoch for mark in marks} == {1}
+
+
+def test_a_sink_that_begins_anew_by_each_of_several_restores_undoes_all_its_lives() -> None:
+    # It began in epoch 3; a restore of epoch 1 has it begin anew in 6; one of epoch 4 brings
+    # the first life back in 8; one of epoch 7 brings the second back in 9.
+    mark, again = Mark(OLD, 8, began=Began(OLD, 3)), Began(OLD, 6)
+    assert mark.is_of(OLD, again, [(2, 6), (8, 9)])
+    assert not mark.is_of(OLD, again, [(8, 9)])

@@ -152,6 +152,20 @@ def test_the_version_that_removed_a_file_tells_where_its_rows_are(
     assert Fates(reversed(others), set(active)).find("f", 2) is fate
 
 
+def test_the_fate_of_a_file_is_told_however_often_its_rows_were_written_anew() -> None:
+    # A table of twenty files that another writer rewrites as a whole two thousand times.
+    others = [
+        Version(
+            number,
+            tuple(AddedFile(f"{number}-{n}", 1, data_change=False) for n in range(20)),
+            tuple(RemovedFile(f"{number - 1}-{n}", data_change=False) for n in range(20)),
+        )
+        for number in range(3, 2_003)
+    ]
+    fates = Fates(reversed(others), {f"2002-{n}" for n in range(20)})
+    assert fates.find("2-7", 2) is Fate.MOVED
+
+
 def test_what_only_moves_rows_is_not_reversed() -> None:
     moved = Version(
         3,

@@ -102,12 +102,11 @@ def test_a_column_that_the_table_does_not_have_stops_a_job_with_state_too(
     source_of(schema=right).check_splits(known)
     with pytest.raises(SchemaError, match="has no column 'pirce'"):
         source_of(schema=wrong).check_splits(known)
-    # Once that version is cleaned up, the newest alone decides.
+    # Once that version is cleaned up, nobody can tell, and what was right goes on.
     DeltaTable(str(folder)).create_checkpoint()
     for version in range(2):
         (folder / "_delta_log" / f"{version:020}.json").unlink()
-    with pytest.raises(SchemaError, match="has no column 'at'"):
-        source_of(schema=right).check_splits(known)
+    source_of(schema=right).check_splits(known)
 
 
 def test_a_place_without_a_table_is_refused(tmp_path: Path) -> None:

@@ -69,18 +69,20 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
         """The epoch with which the version is undone, if that one is abandoned."""
         return self.epoch if self.undoes_for is None else self.undoes_for
 
-    def is_of(self, app: str, began: Began | None, start: int) -> bool:
+    def is_of(self, app: str, began: Began | None, abandoned: Sequence[EpochRange]) -> bool:
         """Return whether a sink that was restored undoes the version, if its epoch is abandoned.
 
-        `start` is the first epoch that was abandoned. Versions of a sink that was there before are
-        told by its beginning, whatever its name was. One that began only then begins anew; its
-        versions are told by its name, which no other sink had at that time.
+        `abandoned` are the epochs that restores have abandoned, as the sink's state knows them.
+        Versions of a sink that was there before are told by its beginning, whatever its name was.
+        One that began in an abandoned epoch has begun anew since; its versions are told by its
+        name, which no other sink had at that time.
         """
         if self.began is None or began is None:
             return self.app == app
         if self.began == began:
             return True
-        return app in (self.app, self.began.app) and self.began.epoch >= start
+        is_named_so = app in (self.app, self.began.app)
+        return is_named_so and any(s <= self.began.epoch < end for s, end in abandoned)
 
     def is_undone_after(self, epochs: EpochRange) -> bool:
         """Return whether the first epoch after a restore, which abandoned these, undoes it.

@@ -61,11 +61,16 @@ class TableLog:
             yield found
 
     def read_marked(
-        self, newest: int, app: str, epochs: EpochRange, began: Began | None = None
+        self,
+        newest: int,
+        app: str,
+        epochs: EpochRange,
+        began: Began | None = None,
+        earlier: Sequence[EpochRange] = (),
     ) -> "Abandoned":
         """Return what is to be undone of a sink after a restore.
 
-        `epochs` are those that the restore abandoned. The log is read backwards from a version, up
+        `epochs` are those that the restore abandoned, and `earlier` those of others before. The log is read backwards from a version, up
         to the first one of an earlier epoch of the sink. Where an entry was cleaned up before that,
         some may be missing. Where the table went back to an older version, all between the two
         count for nothing.
@@ -82,7 +87,7 @@ class TableLog:
                 number = version.goes_back_to + 1
                 continue
             mark = version.info.penstock
-            is_own = mark is not None and mark.is_of(app, began, epochs[0])
+            is_own = mark is not None and mark.is_of(app, began, [*earlier, epochs])
             if mark is None or not (is_own or mark.app == app):
                 others.append(version)
             elif mark.belongs_to < epochs[0]:

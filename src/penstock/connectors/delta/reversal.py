@@ -72,7 +72,7 @@ def reversing(
         if recorded is None or recorded + 1 < ranges[0][0]:
             return Reversal(must_record=must_record)
         log = TableLog(store)
-        found = log.read_marked(table.version, app, ranges[0], began)
+        found = log.read_marked(table.version, app, ranges[0], began, abandoned)
         plan = _planning(store, table, merges=merges)
         planned = plan(found)
         if would_lose_rows(planned, merges=merges):

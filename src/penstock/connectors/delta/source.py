@@ -151,7 +151,8 @@ class DeltaSource(Configured[DeltaSourceConfig], SourceOperator):
         if found is not None and self._find_missing([found]):
             # An overwrite may have taken a column away that older rows have.
             first = self._tables.open_kept(place.first)
-            self._check_columns([found] if first is None else [found, first])
+            if first is not None:  # else it was cleaned up, and nobody can tell
+                self._check_columns([found, first])
 
     @override
     def plan_splits(

@@ -35,16 +35,22 @@ class Fates:
     def __init__(self, others: Iterable[Version], active: Collection[str]) -> None:
         """Take the versions, the newest first, and the files that the table has now."""
         self._active = active
-        self._takers: dict[str, tuple[Version, bool]] = {}
+        self._fates: dict[str, tuple[int, Fate]] = {}
         for version in others:
+            # Files that it added were taken out by newer versions: their fates are known.
+            fates = {
+                kind: self._find_left(version, is_change=kind) for kind in (True, False)
+            }
             for file in version.removed:
-                self._takers.setdefault(file.path, (version, file.data_change))
+                self._fates.setdefault(file.path, (version.number, fates[file.data_change]))
 
     def find(self, path: str, version: int) -> Fate:
         """Return the fate of a file that a version had added, and the table has no more."""
-        taker, is_change = self._takers.get(path, (None, True))
-        if taker is None or taker.number <= version:
-            return Fate.REWRITTEN  # the log does not tell it
+        taker, fate = self._fates.get(path, (-1, Fate.REWRITTEN))
+        return fate if taker > version else Fate.REWRITTEN  # the log does not tell it
+
+    def _find_left(self, taker: Version, *, is_change: bool) -> Fate:
+        """Return where the rows are of files that a version has removed."""
         if taker.info.operation == RESTORE:
             return Fate.GONE
         found = {
