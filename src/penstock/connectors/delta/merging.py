@@ -126,7 +126,7 @@ def to_undoing(mark: Mark) -> Mark:
     """Return the mark of the version that undoes abandoned epochs before an epoch is merged.
 
     >>> to_undoing(Mark("app", 6))
-    Mark(app='app', epoch=5, undoes_for=6)
+    Mark(app='app', epoch=5, undoes_for=6, began=None)
     """
     return msgspec.structs.replace(mark, epoch=mark.epoch - 1, undoes_for=mark.epoch)
 
