@@ -57,8 +57,10 @@ def read_output(
         }
     )
     try:
-        known = consumer.list_topics(topic, 30).topics[topic]
-        assert known.error is None, known.error
+        deadline = time.monotonic() + 30
+        while (known := consumer.list_topics(topic, 30).topics[topic]).error is not None:
+            # A topic that was just made is not known to all brokers at once.
+            assert time.monotonic() < deadline, known.error
         waiting = set(known.partitions)
         consumer.assign([TopicPartition(topic, number, 0) for number in waiting])
         records = []
