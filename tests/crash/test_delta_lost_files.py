@@ -135,24 +135,20 @@ def update(table: DeltaTable) -> None:
     table.update({"k": "'new'"}, predicate="n = 3")
 
 
-@pytest.mark.parametrize("act", [go_back, compact_and_go_back, delete])
+@pytest.mark.parametrize(
+    ("act", "merges"),
+    [(go_back, False), (compact_and_go_back, False), (delete, False), (go_back, True)],
+)
 def test_rows_of_abandoned_epochs_that_are_gone_already_are_not_warned_of(
-    tmp_path: Path, act: Callable[[DeltaTable], None], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    act: Callable[[DeltaTable], None],
+    caplog: pytest.LogCaptureFixture,
+    *,
+    merges: bool,
 ) -> None:
-    steps = Steps(tmp_path / "table")
+    steps = Steps(tmp_path / "table", merges=merges)
     steps.run(epochs=4)
     act(steps.table())
-    steps.run(2, epochs=3)
-    assert steps.rows() == list(range(5))
-    assert WARNING not in caplog.text
-
-
-def test_a_merged_table_that_went_back_with_its_job_is_not_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    steps = Steps(tmp_path / "table", merges=True)
-    steps.run(epochs=4)
-    go_back(steps.table())
     steps.run(2, epochs=3)
     assert steps.rows() == list(range(5))
     assert WARNING not in caplog.text
