@@ -97,7 +97,12 @@ def test_a_partitioner_gives_each_key_one_place(
 
 def test_rows_without_keys_are_spread_by_a_random_partitioner(kafka: KafkaCluster) -> None:
     topic = an_output(kafka.bootstrap, partitions=5)
-    write(KafkaSinkConfig(kafka.bootstrap, topic, partitioner="random"), ROWS)
+    # Without this the client keeps to one partition for some milliseconds at a time.
+    each_anew = {"sticky.partitioning.linger.ms": 0}
+    config = KafkaSinkConfig(
+        kafka.bootstrap, topic, partitioner="random", options=each_anew
+    )
+    write(config, ROWS)
     assert len({each.partition for each in read_output(kafka.bootstrap, topic)}) > 1
 
 
