@@ -50,7 +50,7 @@ from penstock.connectors.kafka.transactions import ShardCommit, ShardTransaction
 from penstock.core.ids import Epoch
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
-from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.errors import ErrorCode, SchemaError, UserError, naming_missing_extras
 from penstock.operators.context import (
     ArrowCollector,
     CommitContext,
@@ -161,6 +161,7 @@ class KafkaSink(Configured[KafkaSinkConfig], ArrowOperator):
         )
 
     @override
+    @naming_missing_extras()
     def on_start(self, ctx: OperatorContext) -> None:
         """Create the topic if that was asked for."""
         wanted = self.config.create_topic
@@ -256,6 +257,7 @@ class KafkaSink(Configured[KafkaSinkConfig], ArrowOperator):
             self._has_tidied = True
 
     @override
+    @naming_missing_extras()
     def check_output(self, ctx: StartContext) -> None:
         """Refuse a start whose records could not be committed."""
         markers = None
@@ -304,6 +306,7 @@ class KafkaSink(Configured[KafkaSinkConfig], ArrowOperator):
         values.check_writable()
         return RecordEncoder(columns, stream, values, keys)
 
+    @naming_missing_extras()
     def _topic_facts(self, topic: str) -> OutputTopic:
         """Return what the topic takes; a topic that is gone is an error."""
         found = self._topics.describe(topic)

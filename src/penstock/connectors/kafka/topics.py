@@ -27,6 +27,7 @@ from penstock.errors import (
     PenstockError,
     UserError,
     did_you_mean,
+    naming_missing_extras,
 )
 
 _SECONDS = 10
@@ -79,6 +80,7 @@ class Topics:
             return selection.topics
         return tuple(sorted(name for name in self._list() if selection.has(name)))
 
+    @naming_missing_extras()  # it is what is asked first
     def describe(self, names: Collection[str]) -> dict[str, Topic]:
         """Return the topics that there are of these."""
         from confluent_kafka import KafkaException, TopicCollection
