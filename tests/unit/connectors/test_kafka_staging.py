@@ -147,6 +147,18 @@ def test_part_tells_how_much_it_moves() -> None:
     assert small.inline is not None
     (part,) = plan_parts([small])
     assert part.size_bytes == len(small.inline)
+    # Records in objects count as much as those in the commit data: the sum decides who sends.
+    rows = [(b"%d" % n, b"x" * 100) for n in range(50)]
+    large = staged_in(store, rows, 1, 2, is_small=False)
+    object_bytes = len(store.read("of-1") or b"")
+    alone = plan_parts([large])
+    assert [each.size_bytes for each in alone] == [each.length for each in large.ranges]
+    assert sum(each.size_bytes for each in alone) == object_bytes
+    of_both = plan_parts([small, large])
+    decoded = [msgspec.msgpack.decode(each.data, type=ShardPart) for each in of_both]
+    kept = sum(len(data) for each in decoded for data in each.inline)
+    assert kept > 0
+    assert sum(each.size_bytes for each in of_both) == object_bytes + kept
 
 
 @pytest.mark.parametrize("damage", [None, b"other bytes"])
