@@ -2,8 +2,9 @@
 
 Exactly once: subtasks stage the records of an epoch, durable before it is acknowledged. Its
 commit sends them, by one transaction per shard; `transactions` says why none is doubled and none
-is lost. A reader with `isolation.level=read_committed` sees a shard's part of an epoch whole or
-not at all. Kafka shows nothing at the same instant across transactions.
+is lost. A reader with `isolation.level=read_committed` sees, in each partition, a shard's part
+of an epoch whole or not at all. Kafka shows nothing at the same instant across transactions or
+partitions.
 
 At least once: subtasks send records as they come, and an epoch is acknowledged after all of its
 records are. An epoch that is run again sends them again.
@@ -113,7 +114,7 @@ class KafkaSink(Configured[KafkaSinkConfig], ArrowOperator):
     """Writes rows to a topic. One instance stages, others check the start and commit."""
 
     small_bytes: ClassVar[int] = SMALL_BYTES
-    """Up to which size an epoch is one transaction of the driver; tests lower it."""
+    """Up to which size an epoch is one transaction; tests lower it."""
 
     def __init__(
         self, config: KafkaSinkConfig, clients: KafkaClients | None = None
