@@ -17,14 +17,16 @@ from tests.builders.profile import by_profile
 from tests.contract.sources.concat_sources import PARTITIONS, write_placed
 from tests.contract.sources.source_under_test import EPOCH, row_of
 
-KILLS = by_profile(default=2, ci=2, nightly=30)
-ROWS = KILLS * 240
-HISTORY_ROWS = ROWS // 2
+KILLS = by_profile(default=3, ci=3, nightly=31)
+"""As many before the hand-over as behind it, and one in the middle."""
+HISTORY_ROWS = KILLS * 80
+ROWS = 2 * HISTORY_ROWS + 240
+"""Far more than are read before the last kill, so that it finds a job at work."""
 FILES = 8
 
 
 def write_rows(topic: TestTopic, folder: Path) -> None:
-    """Write all rows into the topic, and the first half of them into files."""
+    """Write all rows into the topic, and the first of them into files."""
     rows = [
         {**row_of(n), "kafka_partition": n % PARTITIONS, "kafka_offset": n // PARTITIONS}
         for n in range(ROWS)
@@ -54,7 +56,9 @@ def test_killed_anywhere_it_reads_every_row_once(
 ) -> None:
     topic = TestTopic.create(kafka.bootstrap, partitions=PARTITIONS)
     write_rows(topic, tmp_path)
-    point = int(EPOCH.timestamp()) + HISTORY_ROWS - 7
+    # By time the last rows of history are left to the topic.
+    of_history = HISTORY_ROWS if handover == "offsets" else HISTORY_ROWS - 7
+    point = int(EPOCH.timestamp()) + of_history
     dice = random.Random()  # any moment must do
 
     def start() -> "subprocess.Popen[bytes]":
@@ -65,22 +69,20 @@ def test_killed_anywhere_it_reads_every_row_once(
             stderr=subprocess.PIPE,
         )
 
-    killed = 0
     for kill in range(KILLS):
-        # Some are killed while they read history, one at the hand-over, some behind it.
-        upto = (kill + 1) * ROWS // (KILLS + 1)
+        # Some are killed while they read history, one as soon as all of it is read and the
+        # hand-over is under way, some behind it.
+        upto = 2 * (kill + 1) * of_history // (KILLS + 1)
         process, deadline = start(), time.monotonic() + 120
         while process.poll() is None and len(read_numbers(tmp_path)) < upto:
             assert time.monotonic() < deadline
         process.kill()
         _, errors = process.communicate()
-        killed += process.returncode != 0
-        assert process.returncode in (0, -9), errors.decode()
+        assert process.returncode == -9, errors.decode()
         numbers = read_numbers(tmp_path)
         assert len(set(numbers)) == len(numbers)
     last = start()
     _, errors = last.communicate(timeout=250)
     assert last.returncode == 0, errors.decode()
-    assert killed >= 1
     assert read_numbers(tmp_path) == list(range(ROWS))
     topic.delete()
