@@ -70,6 +70,32 @@ class TestTopic:
         for partition in range(partitions):
             wait_until(partial(self._has_leader, partition))
 
+    def make_again(self) -> None:
+        """Delete the topic, and make another one of the same name."""
+        self.delete()
+
+        def is_made() -> bool:
+            try:
+                self.make()
+            except KafkaException:  # the brokers are still deleting the old one
+                return False
+            return True
+
+        wait_until(is_made)
+
+    def configure(self, **settings: str) -> None:
+        """Change settings of the topic; they have underscores for dots."""
+        resource = _admin.ConfigResource(_admin.ConfigResource.Type.TOPIC, self.name)
+        for name, value in settings.items():
+            resource.add_incremental_config(
+                _admin.ConfigEntry(
+                    name.replace("_", "."),
+                    value,
+                    incremental_operation=_admin.AlterConfigOpType.SET,
+                )
+            )
+        done(self.admin.incremental_alter_configs([resource]))
+
     def _has_leader(self, partition: int) -> bool:
         try:
             return self.end(partition) >= 0
@@ -131,9 +157,16 @@ class TestTopic:
         self._send(producer, values, partition, lambda _: None, {})
         return producer
 
+    def first(self, partition: int = 0) -> int:
+        """Return the first offset that the brokers hold."""
+        return self._offset(partition, _admin.OffsetSpec.earliest())
+
     def end(self, partition: int = 0) -> int:
         """Return the last stable offset."""
-        asked = {TopicPartition(self.name, partition): _admin.OffsetSpec.latest()}
+        return self._offset(partition, _admin.OffsetSpec.latest())
+
+    def _offset(self, partition: int, which: Any) -> int:
+        asked = {TopicPartition(self.name, partition): which}
         level = IsolationLevel.READ_COMMITTED
         (found,) = done(self.admin.list_offsets(asked, isolation_level=level))
         return int(found.offset)

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 import penstock as pen
 from penstock.connectors.kafka.source import KafkaSource, KafkaSourceConfig
+from penstock.core.clock import SystemClock
 from penstock.errors import PenstockError, UserError
 from penstock.operators.context import SourceCollector, SourceContext
 from penstock.operators.operator import SourceOperator
@@ -24,6 +25,13 @@ from tests.builders.kafka_topics import TestTopic, wait_until
 @pytest.fixture
 def topic(brokers: KafkaCluster) -> TestTopic:
     return TestTopic.create(brokers.bootstrap, copies=len(brokers.ports))
+
+
+FIX = (
+    "give the step another name, so that it begins anew where start= says (and pass "
+    "allow_dropped_state=True once, which drops the positions of the old one)"
+)
+"""`test_kafka_fixes.py` shows that this helps."""
 
 
 def numbered(first: int, stop: int) -> list[bytes]:
@@ -114,16 +122,7 @@ def interrupted(events: list[Callable[[], None]]) -> Registry:
 
 
 def remake(topic: TestTopic, count: int) -> None:
-    topic.delete()
-
-    def is_made() -> bool:
-        try:
-            topic.make()
-        except Exception:  # noqa: BLE001 (the brokers are still deleting the old one)
-            return False
-        return True
-
-    wait_until(is_made)
+    topic.make_again()
     topic.produce(numbered(100, 100 + count))
 
 
@@ -171,8 +170,9 @@ def test_a_topic_that_was_made_again_stops_the_job(topic: TestTopic) -> None:
         with pytest.raises(UserError, match="was deleted and made again") as failure:
             _read_until_it_is_known(harness)
         assert failure.value.code == "input-changed"
+        assert f"To read the new one, {FIX}" in failure.value.message
         harness.close()
-        with pytest.raises(UserError, match="give the step another name"):
+        with pytest.raises(UserError, match="was deleted and made again"):
             harness.read()
 
 
@@ -190,13 +190,38 @@ def test_a_topic_that_was_deleted_stops_the_job(topic: TestTopic) -> None:
     with SourceHarness(spec(topic)) as harness:
         harness.read()
         topic.delete()
-        with pytest.raises(UserError, match=f"{topic.name}.*was deleted"):
+        with pytest.raises(UserError, match=f"{topic.name}.*was deleted") as failure:
             _read_until_it_is_known(harness)
+        assert failure.value.code == "input-changed"
+        assert f"Create it again, and {FIX}" in failure.value.message
 
 
 def _read_until_it_is_known(harness: SourceHarness) -> None:
     """Read until an error; brokers hear of it one after the other."""
     wait_until(lambda: bool(harness.read()) and False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(40)
+def test_what_brokers_remove_by_age_is_told_and_counted(topic: TestTopic) -> None:
+    topic.produce(numbered(0, 10))
+    with (
+        SourceHarness(spec(topic)) as strict,
+        SourceHarness(spec(topic, on_lost="continue")) as lenient,
+    ):
+        strict.read(rows=3)
+        lenient.read(rows=3)
+        # From here on the brokers remove what is older than a second, a segment at a time.
+        topic.configure(retention_ms="1000", segment_ms="500")
+        wait_until(lambda: topic.first() == 10)
+        soon = SystemClock().now_micros() // 1_000 + 1_800_000  # not to be removed as well
+        topic.produce(numbered(10, 13), timestamp=soon)
+        with pytest.raises(UserError, match="offsets 3 to 9 of") as failure:
+            strict.read()
+        assert failure.value.code == "input-lost"
+        lenient.read()
+        assert numbers(lenient) == [0, 1, 2, 10, 11, 12]
+        assert lost(lenient) == 7
 
 
 def test_losses_are_no_news_to_those_who_wait(topic: TestTopic) -> None:
