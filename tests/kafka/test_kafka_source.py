@@ -12,6 +12,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 import penstock as pen
 from penstock.api.in_process import run_in_process
 from penstock.connectors.kafka import reading
+from penstock.core.clock import SystemClock
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime
 from penstock.errors import ExternalError, UserError
@@ -293,12 +294,16 @@ def test_upserts_are_read_by_their_keys(topic: TestTopic) -> None:
 
 
 def test_the_status_tells_the_lag(topic: TestTopic) -> None:
-    topic.produce(numbered(*range(30)))
-    seen: list[int | None] = []
+    began = SystemClock().now_micros()
+    sent_millis = began // 1_000 - 3_600_000
+    # The age of what is left follows from the record before it, not from the latest one.
+    topic.produce(numbered(*range(10)), timestamp=sent_millis)
+    topic.produce(numbered(*range(10, 30)), timestamp=sent_millis + 60_000)
+    seen: list[tuple[int | None, int | None]] = []
 
     def note(status: pen.JobStatus) -> None:
-        lags = [each.lag_rows for each in status.operators if each.operator == "in"]
-        seen.extend(lags)
+        reading = [each for each in status.operators if each.operator == "in"]
+        seen.extend((each.lag_rows, each.lag_micros) for each in reading)
 
     pipeline = pen.Pipeline("lag")
     source = pen.kafka(topic.name, servers=topic.servers, schema={"n": int}, end="latest")
@@ -306,14 +311,16 @@ def test_the_status_tells_the_lag(topic: TestTopic) -> None:
     settings = DriverSettings(budget=SourceBudget(rows=10), adapts_budget=False)
     options = RunOptions(checkpoint="memory:", on_status=note, settings=settings)
     run_in_process(pipeline.graph(), pipeline.registry, options)
-    assert seen[-1] == 0
-    assert {20, 10} <= set(seen)
-    with SourceHarness(spec(topic), budget=SourceBudget(rows=10)) as harness:
+    assert seen[-1] == (0, 0)
+    assert (20, None) in seen
+    (age,) = {micros for rows, micros in seen if rows == 10 and micros is not None}
+    assert began <= age + sent_millis * 1_000 <= SystemClock().now_micros()
+    now = datetime.fromtimestamp(sent_millis / 1_000 + 75, UTC)
+    with SourceHarness(spec(topic), budget=SourceBudget(rows=10), now=now) as harness:
         harness.read()
         planner = harness._session.planner
         (lag,) = planner.plan(harness.clock.now_micros(), None).lags.values()
-        assert lag.rows == 10
-        assert lag.micros is not None
+        assert (lag.rows, lag.micros) == (10, 75_000_000)
 
 
 def test_an_epoch_is_planned_only_for_something_to_read_or_to_store(
