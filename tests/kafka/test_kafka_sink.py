@@ -12,15 +12,20 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka import admin as kafka_admin
+from typing_extensions import override
 
 import penstock as pen
 from penstock.connectors.kafka import staging
 from penstock.connectors.kafka.output_records import RecordColumns
 from penstock.connectors.kafka.sink import Delivery, KafkaSink, KafkaSinkConfig
 from penstock.core.clock import SystemClock
+from penstock.core.schema import StreamSchema
+from penstock.operators.context import SourceCollector, SourceContext
+from penstock.operators.operator import SourceFinishType, SourceOperator
 from penstock.testing import CUT, ScriptedSource
 from scripts.servers.kafka import KafkaCluster
 from tests.builders.kafka_output import Record, an_output, read_output
+from tests.builders.kafka_topics import wait_until
 from tests.builders.servers import a_topic
 
 _admin: Any = kafka_admin
@@ -279,6 +284,43 @@ def test_at_least_once_sends_at_once_and_says_so(
         write(config, ROWS)
     assert sorted(numbers(read_output(kafka.bootstrap, topic))) == list(range(100))
     assert "delivers at least once" in caplog.text
+
+
+class Watching(SourceOperator):
+    """Gives rows, and looks into a topic before the epoch can end that they belong to."""
+
+    def __init__(self, servers: str, topic: str, shown: list[int]) -> None:
+        self._servers, self._topic, self._shown = servers, topic, shown
+
+    @override
+    def name(self) -> str:
+        return "watching"
+
+    @override
+    def output_schema(self) -> StreamSchema:
+        return StreamSchema(pa.schema([("n", pa.int64())]))
+
+    @override
+    def run(self, ctx: SourceContext, collector: SourceCollector) -> SourceFinishType:
+        collector.collect(pa.table({"n": [0, 1, 2]}))
+        wait_until(lambda: self._seen() == self._shown)
+        return SourceFinishType.FINAL
+
+    def _seen(self) -> list[int]:
+        return sorted(numbers(read_output(self._servers, self._topic)))
+
+
+@pytest.mark.parametrize(
+    ("delivery", "shown"), [("at_least_once", [0, 1, 2]), ("exactly_once", [])]
+)
+def test_rows_are_there_before_their_epoch_ends_if_they_come_at_least_once(
+    kafka: KafkaCluster, delivery: Delivery, shown: list[int]
+) -> None:
+    topic, p = an_output(kafka.bootstrap), pen.Pipeline(a_topic("job"))
+    rows = p.read("rows", Watching(kafka.bootstrap, topic, shown))
+    rows.write("out", pen.kafka(topic, servers=kafka.bootstrap, delivery=delivery))
+    p.run_in_process("memory:")
+    assert sorted(numbers(read_output(kafka.bootstrap, topic))) == [0, 1, 2]
 
 
 def test_job_goes_on_with_another_delivery(kafka: KafkaCluster, tmp_path: Path) -> None:
