@@ -190,7 +190,7 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
 
     @override
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
-        """Read what was planned, so that a second run of the epoch gives the same rows."""
+        """Read what was planned: a second run gives the same rows, unless one is cut short."""
         offsets = {
             Partition.of_split(split.name): PartitionOffset(*split.start)
             for split in ctx.splits
