@@ -23,7 +23,7 @@ from scripts.servers.keeper import lives
 from scripts.servers.processes import ServerError, ServerProcess, free_ports
 from scripts.servers.s3 import BUCKET, S3Server
 from tests.architecture.project import ROOT
-from tests.builders.servers import SecureKafka, a_topic
+from tests.builders.servers import ASK, SecureKafka, a_topic, why_not
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
@@ -127,6 +127,36 @@ def test_an_installation_that_fails_half_way_leaves_nothing_behind(
     is_online = False
     assert (install("thing") / "half").exists(), "what is there is not installed again"
     assert installation.installed("thing") == tmp_path / "penstock-servers" / "thing-1"
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_there", "reason"),
+    [
+        (None, True, "make test-servers"),
+        ("", True, "make test-servers"),
+        ("1", False, "not installed: run `make servers`"),
+        ("1", True, None),
+        ("require", False, None),
+        ("require", True, None),
+    ],
+)
+def test_tests_that_need_a_server_are_skipped_as_the_variable_says(
+    asked: str | None,
+    is_there: bool,
+    reason: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    thing = Package("thing", "1", Path.touch)
+    monkeypatch.setitem(installation.PACKAGES, "thing", thing)
+    if is_there:
+        thing.folder.mkdir(parents=True)
+    monkeypatch.delenv(ASK, raising=False)
+    if asked is not None:
+        monkeypatch.setenv(ASK, asked)
+    found = why_not("thing")
+    assert found is None if reason is None else reason in str(found)
 
 
 @pytest.mark.parametrize(
