@@ -70,6 +70,8 @@ def test_a_thousand_epochs_through_a_line_that_breaks_lose_nothing(
     assert deaths >= EPOCHS // 100
     # Read without the proxy: what the server has.
     direct = s3_server.options()
+    written = pen.committed_files(f"{place}/raw", store_options=direct)
+    assert len({file.epoch for file in written}) >= EPOCHS
     raw = pen.read_committed(f"{place}/raw", store_options=direct)
     assert sorted(row["n"] for row in raw.to_pylist()) == [row["n"] for row in rows]
     counts = pen.read_latest(f"{place}/counts", key="key", store_options=direct)
