@@ -7,7 +7,7 @@ import pytest
 
 from penstock.connectors.kafka.sink import KafkaSink
 from tests.contract.sinks.delta_sink import DeltaUnderTest, MergedDeltaUnderTest
-from tests.contract.sinks.kafka_sinks import KafkaUnderTest
+from tests.contract.sinks.kafka_sinks import KafkaUnderTest, RepeatingKafkaUnderTest
 from tests.contract.sinks.shipped_sinks import (
     FilesUnderTest,
     ListUnderTest,
@@ -74,7 +74,7 @@ def _merged_delta(request: pytest.FixtureRequest) -> SinkUnderTest:
 
 
 def _repeating_kafka(request: pytest.FixtureRequest) -> SinkUnderTest:
-    return KafkaUnderTest(request.getfixturevalue("kafka").bootstrap, "at_least_once")
+    return RepeatingKafkaUnderTest(request.getfixturevalue("kafka").bootstrap)
 
 
 KINDS: dict[str, Callable[[pytest.FixtureRequest], SinkUnderTest]] = {
