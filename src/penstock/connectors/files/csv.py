@@ -21,7 +21,8 @@ from typing_extensions import override
 
 from penstock.connectors.files.compressed import TextInput
 from penstock.connectors.files.formats import SourceFile
-from penstock.connectors.files.text import NEWLINE, Ends, Heading, TextFormat, mark_length
+from penstock.connectors.files.parsed_text import ParsedText
+from penstock.connectors.files.text import NEWLINE, Ends, Heading, mark_length
 from penstock.connectors.formats.csv_text import (
     CsvParser,
     check_quotes,
@@ -33,7 +34,7 @@ from penstock.errors import ErrorCode, SchemaError, UserError
 _CARRIAGE_RETURN = ord("\r")
 
 
-class CsvFormat(TextFormat):
+class CsvFormat(ParsedText):
     """Reads CSV files with a header."""
 
     def __init__(self, schema: pa.Schema, **options: Any) -> None:

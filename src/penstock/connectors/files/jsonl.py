@@ -19,7 +19,8 @@ from typing_extensions import override
 
 from penstock.connectors.files.compressed import TextInput
 from penstock.connectors.files.formats import SourceFile
-from penstock.connectors.files.text import NEWLINE, Ends, Heading, TextFormat, mark_length
+from penstock.connectors.files.parsed_text import ParsedText
+from penstock.connectors.files.text import NEWLINE, Heading, mark_length
 from penstock.connectors.formats.halving import BadRowsError
 from penstock.connectors.formats.json_parser import JsonParser
 from penstock.connectors.formats.json_text import infer_columns, to_json_lines
@@ -31,7 +32,7 @@ from penstock.errors import SchemaError
 _OPENING, _CLOSING, _CARRIAGE_RETURN = b"{}\r"
 
 
-class JsonLinesFormat(TextFormat):
+class JsonLinesFormat(ParsedText):
     """Reads JSON lines, in the forms that the files sink writes."""
 
     def __init__(self, schema: pa.Schema, **options: Any) -> None:
@@ -41,10 +42,6 @@ class JsonLinesFormat(TextFormat):
     @override
     def row_without_values(self) -> bytes:
         return b"{}\n"
-
-    @override
-    def find_row_ends(self, text: bytes) -> Ends:
-        return np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == NEWLINE) + 1
 
     @override
     def count_rows(self, text: bytes) -> int:
@@ -91,7 +88,7 @@ class JsonLinesFormat(TextFormat):
         return Heading(length, folders=self.folders_of(file, ()))
 
 
-class LinesFormat(TextFormat):
+class LinesFormat(ParsedText):
     """Reads lines of UTF-8; one that is not is bad."""
 
     @override
@@ -107,10 +104,6 @@ class LinesFormat(TextFormat):
     @override
     def row_without_values(self) -> bytes:
         return b"\n"
-
-    @override
-    def find_row_ends(self, text: bytes) -> Ends:
-        return np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == NEWLINE) + 1
 
     @override
     def count_rows(self, text: bytes) -> int:
