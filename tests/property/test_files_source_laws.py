@@ -50,7 +50,7 @@ def test_all_epochs_together_read_what_the_files_hold(
     for index, part in enumerate(rows):
         data = compress(ending, to_bytes(format_, part, row_group_size=3))
         store.put(f"in/{index}.{ending}", data)
-    spec = files(f"memory:{name}/in/*", format=format_, schema=SCHEMA).source_spec()  # type: ignore[arg-type]
+    spec = files(f"memory:{name}/in/*", format=format_, schema=SCHEMA).source_spec()
 
     with SourceHarness(spec, budget=SourceBudget(size_bytes=200)) as harness:
         for row_count, parallelism in steps:

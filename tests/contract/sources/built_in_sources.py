@@ -186,6 +186,46 @@ class TextFiles(FilesUnderTest):
         self._put((_NO_UTF8 + b"\n") * count)
 
 
+class DebeziumFiles(JsonLinesFiles):
+    """Lines of Debezium's records, each of which adds a row of the suite to a table."""
+
+    name = "debezium"
+    format = "changes"
+
+    @override
+    def spec(self, *, follows: bool, diverts_bad: bool = False) -> OperatorSpec:
+        own: list[pa.Field[Any]] = [
+            pa.field("after", pa.struct([SCHEMA.field("n"), SCHEMA.field("s")])),
+            pa.field("op", pa.string()),
+            SCHEMA.field("at"),
+        ]
+        return pen.files(
+            self.folder / "*.changes",
+            format="debezium",
+            schema=StreamSchema(pa.schema(own), time_column="at"),
+            discover=self.poll if follows else False,
+            in_time_order=True,
+            on_bad="divert" if diverts_bad else "fail",
+        ).source_spec()
+
+    @override
+    def to_bytes(self, rows: Sequence[Mapping[str, Any]]) -> bytes:
+        records = []
+        for row in rows:
+            after = {name: value for name, value in row.items() if name != "at"}
+            records.append({"before": None, "after": after, "op": "c", "at": row["at"]})
+        return super().to_bytes(records)
+
+    @override
+    def number_of(self, row: Mapping[str, Any]) -> int:
+        return int(row.get("after", row)["n"])
+
+    @override
+    def folded(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        assert {row["op"] for row in rows} <= {"c"}
+        return [{**row["after"], "at": row["at"]} for row in rows]
+
+
 class CsvFiles(FilesUnderTest):
     """CSV with a header."""
 

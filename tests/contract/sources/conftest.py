@@ -10,6 +10,7 @@ import pytest
 from tests.contract.sources.built_in_sources import (
     CompressedFiles,
     CsvFiles,
+    DebeziumFiles,
     ImpulseUnderTest,
     JsonLinesFiles,
     ListUnderTest,
@@ -33,6 +34,7 @@ SOURCES: list[tuple[type[SourceUnderTest], Any]] = [
     (CompressedFiles, ()),
     (CsvFiles, ()),
     (TextFiles, ()),
+    (DebeziumFiles, ()),
     (ListUnderTest, ()),
     (ImpulseUnderTest, ()),
     (NexmarkUnderTest, ()),

@@ -164,6 +164,30 @@ def windows_that_cannot_change(p: pen.Pipeline) -> None:
     listed.window("lists", pen.tumbling("10s")).aggregate(n=count)
 
 
+def lines_that_cannot_be_records(p: pen.Pipeline) -> None:
+    p.read("changes", pen.files("changes/*.jsonl", format="debezium"))
+    p.read("own", pen.files("own/*.txt", format="nowhere.formats:Pipes"))
+    p.read("keyed", pen.files("own/*.txt", format=f"{__name__}:Keyed"))
+    bids_of(p).write("out", pen.files("out", format="debezium"))
+
+
+class Keyed(pen.RecordFormat):
+    """A format that reads keys, which lines of files have not."""
+
+    def __init__(self, schema: pa.Schema | None) -> None:
+        self.schema = schema or pa.schema([("key", pa.binary())])
+
+    def decode(self, values: Any, keys: Any = None) -> pen.Decoded:
+        raise NotImplementedError
+
+    def encode(self, rows: pa.Table) -> Any:
+        raise NotImplementedError
+
+    @property
+    def reads_keys(self) -> bool:
+        return True
+
+
 BAD: dict[str, Callable[[pen.Pipeline], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (
@@ -179,5 +203,6 @@ BAD: dict[str, Callable[[pen.Pipeline], None]] = {
         changelogs_that_cannot_be,
         rankings_that_cannot_be,
         windows_that_cannot_change,
+        lines_that_cannot_be_records,
     )
 }

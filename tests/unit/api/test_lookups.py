@@ -95,7 +95,7 @@ def test_a_small_stream_of_another_pipeline_or_without_a_key_is_refused() -> Non
         (lambda: pen.lookup_function(ask, schema={"a": int}, batch_size=0), "batch_size"),
         (lambda: pen.lookup_function(ask, schema={"a": int}, timeout="0s"), "timeout must"),
         (lambda: pen.lookup_function(ask, schema={"a": int}, cache_ttl="x"), "cache_ttl"),
-        (lambda: pen.lookup_files("a.csv", "exel"), "format 'exel' is unknown"),  # type: ignore[arg-type]
+        (lambda: pen.lookup_files("a.csv", "exel"), "format 'exel' is unknown"),
     ],
 )
 def test_lookups_that_cannot_work_are_refused(make: Any, said: str) -> None:

@@ -19,21 +19,34 @@ from penstock.connectors.files.discovery import (
     find_moved_root,
     parse_pattern,
 )
-from penstock.connectors.files.formats import FormatName
+from penstock.connectors.files.formats import FORMAT_NAMES, OutputFormat
 from penstock.connectors.files.output.parts_sink import DEFAULT_TARGET_BYTES
+from penstock.connectors.files.record_lines import (
+    RECORD_FORMATS,
+    UPSERTS_NEED_KEYS,
+    is_record_format,
+    record_lines,
+)
 from penstock.connectors.files.sink import FilesSinkConfig
 from penstock.connectors.files.source import FilesSourceConfig, check_types, infer_schema
-from penstock.connectors.formats.drift import DriftRules, OnMissing, OnNew, OnWider
+from penstock.connectors.formats.drift import (
+    OPTIONS,
+    DriftRules,
+    OnMissing,
+    OnNew,
+    OnWider,
+)
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
+from penstock.core.secrets import refuse_literal_secrets
 from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, UserError, did_you_mean, hide_secrets
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.frames import SchemaLike, as_schema, column_names
-from penstock.operators.secret_options import plain_options
+from penstock.operators.secret_options import plain_options, usable_options
 from penstock.state.storage.urls import absolute_url, to_options, to_url
 
-_ENDINGS: Mapping[str, FormatName] = {
+_ENDINGS: Mapping[str, str] = {
     ".parquet": "parquet",
     ".pq": "parquet",
     ".jsonl": "jsonl",
@@ -41,16 +54,18 @@ _ENDINGS: Mapping[str, FormatName] = {
     ".json": "jsonl",
     ".csv": "csv",
 }
-_ONLY_READ = {"csv": "CSV", "text": "text"}
-_FORMATS = ("parquet", "jsonl", "csv", "text")
+_ONLY_READ = {"csv": "CSV is", "text": "text is", "debezium": "lines of Debezium are"}
+_FORMATS = (*FORMAT_NAMES, *RECORD_FORMATS)
+_LIKE_DEBEZIUM = ", whose lines of what to_debezium() gives are Debezium's"
 _MIN_DISCOVER_MICROS = 1_000
 
 
 def files(
     path: str | PathLike[str],
-    format: FormatName | None = None,  # noqa: A002 (what users call it everywhere)
+    format: str | None = None,  # noqa: A002 (what users call it everywhere)
     *,
     schema: SchemaLike = None,
+    format_options: Mapping[str, Any] | None = None,
     discover: bool | DurationLike = False,
     remember: DurationLike = "7d",
     in_time_order: bool = False,
@@ -69,8 +84,10 @@ def files(
     """Name files: for `Pipeline.read` by a path or glob, for `Stream.write` by a folder.
 
     `format` is "parquet", "jsonl" (JSON lines), "csv" (with a header) or "text" (each line a row
-    of one column), of which the last two are only read; unless it is given, it follows from the ending of the path. `store_options` are those of the store,
-    such as `endpoint`; docs/connectors/stores.md lists them.
+    of one column); unless it is given, it follows from the ending of the path. Lines may also be
+    records as Kafka has them: "debezium", "bytes", or a `RecordFormat` of your own by its
+    "package.module:Name", with its `format_options`. Parquet and JSON lines are written, too.
+    `store_options` are those of the store, such as `endpoint`; docs/connectors/stores.md lists them.
 
     Reading: `schema` is Arrow's, Polars' or types by name. Without it the columns are those of
     the first file by name, and all files must have exactly these. With it, other columns are
@@ -100,20 +117,22 @@ def files(
     """
     path = to_url(path)
     problems = []
-    given: object = format
-    if not (given is None or (isinstance(given, str) and given in _FORMATS)):
-        close = did_you_mean(str(given), _FORMATS)
-        problems.append(f"format {given!r:.80} is unknown{close}")
+    unknown = _find_format_problems(format)
+    problems += unknown
+    if unknown:
         format = None  # noqa: A001 (what users call it everywhere)
+    refuse_literal_secrets("files(format_options=…)", format_options or {})
     if path.endswith(UNREADABLE) and format != "parquet":
         read = ", ".join(COMPRESSIONS)
         problems.append(
             f"text that is compressed so is not read: compress it as one of {read}, or use "
             "Parquet"
         )
-    problems += _find_drift_problems(
-        format or _format_of(path), on_new, on_missing, on_wider
-    )
+    drift = {"on_new": on_new, "on_missing": on_missing, "on_wider": on_wider}
+    rules = {name: rule for name, rule in drift.items() if rule is not None}
+    problems += _find_drift_problems(format or _format_of(path), rules)
+    if format_options and not unknown:
+        problems += _find_option_problems(format, format_options, rules)
     discover_micros, remember_micros, diverts = None, DEFAULT_REMEMBER_MICROS, False
     try:
         diverts = diverts_bad(on_bad)
@@ -156,6 +175,7 @@ def files(
         on_new=on_new,
         on_missing=on_missing,
         on_wider=on_wider,
+        format_options=dict(format_options or {}),
         moved_from=None if moved_from is None else to_url(moved_from),
         partition_by=names or (),
         target_bytes=target_bytes,
@@ -174,28 +194,50 @@ def _find_size_problems(**sizes: object) -> list[str]:
     ]
 
 
-def _find_drift_problems(
-    format_: FormatName | None,
-    on_new: OnNew | None,
-    on_missing: OnMissing | None,
-    on_wider: OnWider | None,
+def _find_format_problems(given: object) -> list[str]:
+    """Return why a format is none of files."""
+    if given is None or (isinstance(given, str) and (given in _FORMATS or ":" in given)):
+        return []
+    if given == "upsert":
+        return [UPSERTS_NEED_KEYS]
+    return [f"format {given!r:.80} is unknown{did_you_mean(str(given), _FORMATS)}"]
+
+
+def _find_option_problems(
+    format_: str | None, options: Mapping[str, Any], rules: Mapping[str, str]
 ) -> list[str]:
+    """Return why options of a format of records cannot be used."""
+    if format_ is None or not is_record_format(format_):
+        needed = "'debezium', or one of your own as 'package.module:Name'"
+        return [f"format_options are for records, whose format= is named: {needed}"]
+    twice = sorted(options.keys() & rules)
+    return [f"{', '.join(twice)} is given twice, in format_options and beside it"] * bool(
+        twice
+    )
+
+
+def _find_drift_problems(format_: str | None, rules: Mapping[str, Any]) -> list[str]:
     """Return why rules of schema drift cannot be used for files of a format."""
     problems = []
     try:
-        DriftRules(on_new or "ignore", on_missing or "null", on_wider or "bad")
+        DriftRules(**rules)
     except UserError as error:
         problems.append(error.message)
-    if on_wider is not None and format_ in ("csv", "parquet"):
+    if "on_wider" in rules and format_ in ("csv", "parquet"):
         problems.append(f"on_wider is for JSON lines, and these files are {format_}")
-    if format_ == "text" and (on_new or on_missing or on_wider) is not None:
+    if format_ in ("text", "bytes") and rules:
         problems.append(
-            "lines of text have one column, so there are no rules about columns"
+            f"lines of {format_} have one column, so there are no rules about columns"
+        )
+    if format_ is not None and ":" in format_ and rules:
+        problems.append(
+            f"{', '.join(rules)} is a rule of JSON, and the format is your own: give its options "
+            "as format_options="
         )
     return problems
 
 
-def _format_of(path: str) -> FormatName | None:
+def _format_of(path: str) -> str | None:
     """Return the format that the ending of a path tells, in front of one of a compression."""
     ending = next((end for end in COMPRESSIONS if path.endswith(end)), "")
     path = path.removesuffix(ending)
@@ -208,7 +250,7 @@ class FilesSpec:
     """Files of a graph, not yet read or listed. Made by `files`, which explains the fields."""
 
     path: str
-    format: FormatName | None
+    format: str | None
     """None if it is not known, which is an error only if the files are read."""
     schema: StreamSchema | pa.Schema | None = None
     discover_micros: int | None = None
@@ -219,6 +261,7 @@ class FilesSpec:
     on_new: OnNew | None = None
     on_missing: OnMissing | None = None
     on_wider: OnWider | None = None
+    format_options: Mapping[str, Any] = field(default_factory=dict)
     moved_from: str | None = None
     partition_by: Sequence[str] = ()
     target_bytes: int | None = None
@@ -274,12 +317,16 @@ class FilesSpec:
         if self.moved_from is not None:
             moved_root = find_moved_root(pattern, self.moved_from)
         schema = self.schema
-        if schema is None:
-            schema = infer_schema(pattern, self.format, self.store_options)
-        stream = schema if isinstance(schema, StreamSchema) else StreamSchema(schema)
+        of_records: dict[str, Any] = {}
+        if is_record_format(self.format):
+            stream, of_records = self._find_records(self.format)
+        else:
+            if schema is None:
+                schema = infer_schema(pattern, self.format, self.store_options)
+            stream = schema if isinstance(schema, StreamSchema) else StreamSchema(schema)
+            check_types(stream.arrow, self.format)
         if self.time_column is not None:
             stream = replace(stream, time_column=self.time_column)
-        check_types(stream.arrow, self.format)
         return FilesSourceConfig(
             pattern.root,
             pattern.pattern,
@@ -296,7 +343,26 @@ class FilesSpec:
             on_wider=self.on_wider,
             moved_root=moved_root,
             store_options=plain_options(self.store_options),
+            **of_records,
         )
+
+    def _find_records(self, format_: str) -> tuple[StreamSchema, dict[str, Any]]:
+        """Return the rows of a format of records, and what of the config makes the format."""
+        given = (
+            StreamSchema(self.schema) if isinstance(self.schema, pa.Schema) else self.schema
+        )
+        rules = {n: getattr(self, n) for n in OPTIONS if getattr(self, n) is not None}
+        options = plain_options(
+            {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in {**self.format_options, **rules}.items()
+            }
+        )
+        columns = None if given is None else given.arrow
+        rows = record_lines(format_, columns, usable_options(options)).schema
+        stream = StreamSchema(rows, None if given is None else given.time_column)
+        made_with = None if given is None else given.to_bytes()
+        return stream, {"record_schema": made_with, "format_options": options}
 
     def _order_column(self) -> str | None:
         """Return the column that orders the files: footers tell it, and there is one listing."""
@@ -305,12 +371,14 @@ class FilesSpec:
 
     def sink_spec(self) -> OperatorSpec:
         """Return the sink that writes them, exactly once."""
-        if self.format == "csv" or self.format == "text":  # noqa: PLR1714 (mypy narrows by this)
+        if self.format not in (None, "parquet", "jsonl"):
+            named = _ONLY_READ.get(self.format, f"lines of {self.format} are")
             raise UserError(
-                f"{_ONLY_READ[self.format]} is only read, so {self.path!r} cannot be written: use 'parquet' or "
-                "'jsonl'",
+                f"{named} only read, so {self.path!r} cannot be written: use 'parquet' or 'jsonl'"
+                + _LIKE_DEBEZIUM * (self.format == "debezium"),
                 code=ErrorCode.INVALID_CONFIG,
             )
+        written: OutputFormat = "jsonl" if self.format == "jsonl" else "parquet"
         reading = {
             "schema": self.schema is not None,
             "discover": self.discover_micros is not None,
@@ -321,6 +389,7 @@ class FilesSpec:
             "on_new": self.on_new is not None,
             "on_missing": self.on_missing is not None,
             "on_wider": self.on_wider is not None,
+            "format_options": bool(self.format_options),
             "moved_from": self.moved_from is not None,
         }
         asked = [option for option, is_set in reading.items() if is_set]
@@ -332,7 +401,7 @@ class FilesSpec:
             )
         config = FilesSinkConfig(
             absolute_url(self.path),
-            format=self.format or "parquet",
+            format=written,
             partition_by=self.partition_by,
             target_bytes=(
                 DEFAULT_TARGET_BYTES if self.target_bytes is None else self.target_bytes

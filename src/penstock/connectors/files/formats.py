@@ -20,7 +20,8 @@ from penstock.errors import ErrorCode, InternalError, SchemaError, UserError
 from penstock.operators.splits import SourceBudget, SplitPlan
 from penstock.state.storage.object_store import ObjectStore
 
-FormatName = Literal["parquet", "jsonl", "csv", "text"]
+FORMAT_NAMES = ("parquet", "jsonl", "csv", "text")
+"""The formats of files; lines may also be records of a format that is shared with Kafka."""
 OutputFormat = Literal["parquet", "jsonl"]
 """The formats that the files sink writes."""
 

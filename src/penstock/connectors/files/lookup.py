@@ -21,7 +21,6 @@ from penstock.connectors.files.formats import (
     Allowance,
     FileFormat,
     FileOffset,
-    FormatName,
     SourceFile,
 )
 from penstock.connectors.files.source import FilesSourceConfig, format_of
@@ -42,13 +41,13 @@ _EVERYTHING = Allowance(1 << 62, 1 << 62, is_first=True)
 
 def lookup_files(
     path: str | PathLike[str],
-    format: FormatName | None = None,  # noqa: A002 (what users call it everywhere)
+    format: str | None = None,  # noqa: A002 (what users call it everywhere)
     *,
     reload: DurationLike | None = None,
     schema: SchemaLike = None,
     store_options: Mapping[str, Any] | None = None,
 ) -> "FilesLookup":
-    """Name files to look up rows in, for `Stream.join`: "parquet", "jsonl" or "csv".
+    """Name files to look up rows in, for `Stream.join`: "parquet", "jsonl", "csv" and others.
 
     All files together are the table. Every worker process has it in memory, once for all its
     subtasks, and loads it again every `reload`, by the driver's clock; without `reload` only
@@ -114,7 +113,8 @@ class FilesLookupConfig(TableLookupConfig):
     def source(self) -> Hashable:
         read = self.files
         options = tuple(sorted((name, str(v)) for name, v in read.store_options.items()))
-        return self.kind, read.root, read.pattern, read.format, read.schema, options
+        rows = (read.format, read.schema, read.record_schema)
+        return self.kind, read.root, read.pattern, *rows, options
 
     @override
     def load(self) -> pa.Table:

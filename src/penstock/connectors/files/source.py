@@ -41,12 +41,12 @@ from penstock.connectors.files.formats import (
     BadRow,
     FileFormat,
     FileOffset,
-    FormatName,
     SourceFile,
     plan_files,
 )
 from penstock.connectors.files.jsonl import JsonLinesFormat, LinesFormat
 from penstock.connectors.files.parquet import ParquetFormat
+from penstock.connectors.files.record_lines import is_record_format, record_lines
 from penstock.connectors.formats.drift import DriftRules, OnMissing, OnNew, OnWider
 from penstock.core.clock import DurationLike
 from penstock.core.schema import StreamSchema
@@ -76,7 +76,7 @@ _ADVICE = (
 _ADVICE_OF_DRIFT = "Correct the schema, or the rule that fails the job by such rows"
 
 
-_FORMATS: Mapping[FormatName, type[FileFormat]] = {
+_FORMATS: Mapping[str, type[FileFormat]] = {
     "parquet": ParquetFormat,
     "jsonl": JsonLinesFormat,
     "csv": CsvFormat,
@@ -93,7 +93,8 @@ class FilesSourceConfig(OperatorConfig):
     root: str
     """The URL of the store."""
     pattern: str
-    format: FormatName
+    format: str
+    """A format of files, or of records, which lines are; see `record_lines`."""
     schema: bytes
     """The result of `StreamSchema.to_bytes`."""
     ignores_extra: bool = False
@@ -114,6 +115,10 @@ class FilesSourceConfig(OperatorConfig):
     """The column by whose least values files are read in order; None for their names."""
     diverts_bad: bool = False
     """Rows that cannot be read go to the output `BAD`, instead of failing the job."""
+    record_schema: bytes | None = None
+    """What a format of records is made with, as `schema` is stored: the columns of Debezium's table."""
+    format_options: Mapping[str, Any] = field(default_factory=dict)
+    """The options of a format of records, rules of drift among them."""
     moved_root: str | None = None
     """The URL of the store in which the files were when the job began to read them."""
     store_options: Mapping[str, Any] = field(default_factory=dict)
@@ -133,7 +138,7 @@ class FilesSourceConfig(OperatorConfig):
 
 
 def infer_schema(
-    files: FilePattern, format_: FormatName, store_options: Mapping[str, Any]
+    files: FilePattern, format_: str, store_options: Mapping[str, Any]
 ) -> pa.Schema:
     """Return the columns of the first file, in order of name, then those its folders tell."""
     if files.has_folder():
@@ -152,6 +157,10 @@ def infer_schema(
 
 def format_of(config: FilesSourceConfig) -> FileFormat:
     """Return what reads files as a config says."""
+    if is_record_format(config.format):
+        given = config.record_schema
+        columns = None if given is None else StreamSchema.from_bytes(given).arrow
+        return record_lines(config.format, columns, usable_options(config.format_options))
     schema = StreamSchema.from_bytes(config.schema).arrow
     on_new = config.on_new or ("ignore" if config.ignores_extra else "bad")
     return _FORMATS[config.format](
@@ -162,7 +171,7 @@ def format_of(config: FilesSourceConfig) -> FileFormat:
     )
 
 
-def check_types(schema: pa.Schema, format_: FormatName) -> None:
+def check_types(schema: pa.Schema, format_: str) -> None:
     """Refuse columns that files of a format cannot have, and text without any column."""
     if not schema.names and format_ != "parquet":
         raise SchemaError(

@@ -1,7 +1,8 @@
 """TextFormat: rows as text, compressed or not, read in pieces of some megabytes cut at row ends.
 
 A row belongs to the range in which it begins, so a range that ends in the midst of a row
-takes the whole row, and the next range begins after it. What rows mean is for others to say.
+takes the whole row, and the next range begins after it. What rows mean is for others to say:
+`parsed_text` parses them here, `record_lines` hands them to a format of records.
 """
 
 from abc import abstractmethod
