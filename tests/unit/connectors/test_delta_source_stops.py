@@ -109,6 +109,20 @@ def test_a_column_that_the_table_does_not_have_stops_a_job_with_state_too(
     source_of(schema=right).check_splits(known)
 
 
+def test_a_misspelt_column_is_told_by_the_last_version_that_was_read_if_the_first_is_gone(
+    folder: Path,
+) -> None:
+    newest = DeltaTable(str(folder)).version()
+    DeltaTable(str(folder)).create_checkpoint()
+    for version in range(newest + 1):
+        (folder / "_delta_log" / f"{version:020}.json").unlink()
+    table_id = str(DeltaTable(str(folder)).metadata().id)
+    known = {TABLE: SplitState(offset=(table_id, 0, newest), ended=True)}
+    given = pen.delta(folder, follow=True, schema={"n": int, "pirce": int})
+    with pytest.raises(SchemaError, match="has no column 'pirce'"):
+        DeltaSource(given.source_config()).check_splits(known)
+
+
 def test_a_place_without_a_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no Delta table at"):
         pen.delta(tmp_path / "none").source_spec()

@@ -150,9 +150,10 @@ class DeltaSource(Configured[DeltaSourceConfig], SourceOperator):
         check_same_table(place, found_id, self.config.url)
         if found is not None and self._find_missing([found]):
             # An overwrite may have taken a column away that older rows have.
-            first = self._tables.open_kept(place.first)
-            if first is not None:  # else it was cleaned up, and nobody can tell
-                self._check_columns([found, first])
+            kept = map(self._tables.open_kept, (place.first, place.upto))
+            older = next((table for table in kept if table is not None), None)
+            if older is not None:  # else they were cleaned up, and nobody can tell
+                self._check_columns([found, older])
 
     @override
     def plan_splits(
