@@ -16,8 +16,9 @@ from typing_extensions import override
 
 import penstock as pen
 from penstock.catalog import default_registry
-from penstock.connectors.delta.actions import AddedFile, Mark, RemovedFile
+from penstock.connectors.delta.actions import AddedFile, RemovedFile
 from penstock.connectors.delta.connector import delta
+from penstock.connectors.delta.marks import Mark
 from penstock.connectors.delta.sink import DeltaSink, DeltaSinkConfig
 from penstock.connectors.delta.table import (
     CommitOutcome,

@@ -7,6 +7,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 import penstock as pen
+from penstock.connectors.delta.log import entry_path
 from penstock.core.ids import Epoch
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.state.protocol.retention import Epochs
@@ -17,6 +18,8 @@ from tests.builders.delta_job import TableCalls, sink_on
 
 ROUNDS = 20
 SHARED = "shared"
+KEEP = "keep"
+"""The name of a step that writes elsewhere, so that a job may be without a sink of the table."""
 
 
 class Steps:
@@ -49,7 +52,7 @@ class Steps:
         if self._merges:
             rows = rows.from_upserts("upserts", key="k")
         for step in steps or ("out",):
-            rows.write(step, spec)
+            rows.write(step, pen.list_sink("elsewhere") if step == KEEP else spec)
         driver = DriverSettings(**settings)
         return LocalJob(pipeline, registry=registry, store=self.store, settings=driver)
 
@@ -74,6 +77,12 @@ class Steps:
         self.table().vacuum(
             retention_hours=0, enforce_retention_duration=False, dry_run=False
         )
+
+    def clean_up(self, number: int) -> None:
+        """Remove the log entries before a version, as the log's retention does."""
+        self.table().create_checkpoint()
+        for each in range(number):
+            (self.folder / entry_path(each)).unlink(missing_ok=True)
 
     def table(self) -> DeltaTable:
         """Return the newest version."""

@@ -9,7 +9,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import penstock as pen
-from penstock.connectors.delta.actions import AddedFile, Mark
+from penstock.connectors.delta.actions import AddedFile
+from penstock.connectors.delta.marks import Mark
 from penstock.connectors.delta.table import CommitOutcome, DeltaTables
 from penstock.core.clock import new_token
 from penstock.errors import PenstockError, UserError

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import penstock as pen
-from penstock.connectors.delta.actions import Began, Mark
 from penstock.connectors.delta.log import TableLog
+from penstock.connectors.delta.marks import Began, Lives, Mark
 from penstock.errors import PenstockError
 from penstock.state.storage.local_disk import LocalStore
 from penstock.testing import CUT, LocalJob, ScriptedSource
@@ -115,7 +115,9 @@ OLD, NEW = "penstock:j:out:1", "penstock:j:table:1"
 def test_versions_of_a_sink_are_told_by_its_beginning(
     mark: Mark, app: str, began: Began | None, *, is_own: bool
 ) -> None:
-    assert mark.is_of(app, began, [(5, 9)]) is is_own
+    lives = Lives(app, began, [(5, 9)])
+    lives.learn([mark])
+    assert lives.have(mark) is is_own
 
 
 @pytest.mark.parametrize("first", ["0", "1"])
@@ -139,5 +141,7 @@ def test_a_sink_that_begins_anew_by_each_of_several_restores_undoes_all_its_live
     # It began in epoch 3; a restore of epoch 1 has it begin anew in 6; one of epoch 4 brings
     # the first life back in 8; one of epoch 7 brings the second back in 9.
     mark, again = Mark(OLD, 8, began=Began(OLD, 3)), Began(OLD, 6)
-    assert mark.is_of(OLD, again, [(2, 6), (8, 9)])
-    assert not mark.is_of(OLD, again, [(8, 9)])
+    for abandoned, is_own in (([(2, 6), (8, 9)], True), ([(8, 9)], False)):
+        lives = Lives(OLD, again, abandoned)
+        lives.learn([mark])
+        assert lives.have(mark) is is_own

@@ -14,7 +14,6 @@ import penstock as pen
 from penstock.connectors.delta.actions import (
     AddedFile,
     CommitInfo,
-    Mark,
     RemovedFile,
     Version,
     decode_version,
@@ -22,6 +21,7 @@ from penstock.connectors.delta.actions import (
 )
 from penstock.connectors.delta.client import to_client_options
 from penstock.connectors.delta.log import TableLog, entry_path
+from penstock.connectors.delta.marks import Mark
 from penstock.connectors.delta.planning import (
     Place,
     RowsAre,

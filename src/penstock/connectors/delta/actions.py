@@ -21,12 +21,14 @@ from urllib.parse import unquote
 
 import msgspec
 
-from penstock.connectors.files.committed import EpochRange
+from penstock.connectors.delta.marks import Mark
 from penstock.errors import CorruptStateError, ErrorCode, UserError
 
 PartitionValues = Mapping[str, str | None]
 """The values of the partition columns as text, by column."""
 
+MERGE = "MERGE"
+"""The operation of a version that merges rows."""
 RESTORE = "RESTORE"
 """The operation of a version that makes the table as it was before."""
 READABLE_FEATURES = frozenset(
@@ -38,61 +40,6 @@ READABLE_FEATURES = frozenset(
     }
 )
 """What tables may ask of their readers; what else they ask changes how data files are read."""
-
-
-class Began(msgspec.Struct, frozen=True):
-    """The first epoch of a sink, and the app that it had then: a step may get another name."""
-
-    app: str
-    epoch: int
-
-    @property
-    def record(self) -> str:
-        """The app under which the table records the sink's epochs, whatever its name is."""
-        return f"{self.app}@{self.epoch}"
-
-
-class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a version says about the epoch that it holds: stored in its `commitInfo`."""
-
-    app: str
-    epoch: int
-    """The epoch that the version records as committed."""
-    undoes_for: int | None = None
-    """The epoch before whose merge the version undoes abandoned ones; None if it undoes none, or
-    merges or appends rows, too. Versions of older programs that only undo do not have it."""
-    began: Began | None = None
-    """What the sink keeps when its step is renamed. Versions of older programs do not have it."""
-
-    @property
-    def belongs_to(self) -> int:
-        """The epoch with which the version is undone, if that one is abandoned."""
-        return self.epoch if self.undoes_for is None else self.undoes_for
-
-    def is_of(self, app: str, began: Began | None, abandoned: Sequence[EpochRange]) -> bool:
-        """Return whether a sink that was restored undoes the version, if its epoch is abandoned.
-
-        `abandoned` are the epochs that restores have abandoned, as the sink's state knows them.
-        Versions of a sink that was there before are told by its beginning, whatever its name was.
-        One that began in an abandoned epoch has begun anew since; its versions are told by its
-        name, which no other sink had at that time.
-        """
-        if self.began is None or began is None:
-            return self.app == app
-        if self.began == began:
-            return True
-        is_named_so = app in (self.app, self.began.app)
-        return is_named_so and any(s <= self.began.epoch < end for s, end in abandoned)
-
-    def is_undone_after(self, epochs: EpochRange) -> bool:
-        """Return whether the first epoch after a restore, which abandoned these, undoes it.
-
-        That epoch is the end of the range. If it has undone abandoned epochs already, and died
-        before its merge, that is undone, too: both cancel out, and there is nothing left to do.
-        """
-        start, end = epochs
-        is_own = self.undoes_for == end
-        return start <= self.belongs_to < end or is_own
 
 
 class _Action(msgspec.Struct, frozen=True, rename="camel"):

@@ -27,10 +27,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
 import pyarrow as pa
 
-from penstock.connectors.delta.actions import AddedFile, Began, Mark, RemovedFile
+from penstock.connectors.delta.actions import AddedFile, RemovedFile
 from penstock.connectors.delta.columns import find_column_problems, find_table_problems
+from penstock.connectors.delta.marks import Began, Mark
 from penstock.connectors.delta.table import CommitOutcome, DeltaTables, OpenTable
 from penstock.core.ids import Epoch, TaskInfo
 from penstock.errors import (
@@ -350,7 +352,7 @@ def append(
         added = [*files, *undone.added]
         if not added and not undone.removed and not undone.must_record:
             return CommitOutcome.DONE  # the end of a job without rows: there is a table
-        return table.commit(added, undone.removed, marks)
+        return table.commit(added, undone.removed, undone.to_recorded(marks))
 
     return carry_out
 
@@ -372,3 +374,13 @@ class Reversal:
     that comes late would count otherwise."""
     brings_back: bool = False
     """Whether it undoes versions that only undid others: what these took out comes back."""
+    undoes: tuple[Began, ...] = ()
+    """The other lives of the sink of which it undoes versions."""
+    late: tuple[str, ...] = ()
+    """Apps under which abandoned epochs may still be committed, late: with them the epoch before
+    this one is recorded. This one itself may be still to come, from a step that has such a name."""
+
+    def to_recorded(self, marks: Sequence[Mark]) -> list[Mark]:
+        """Return what the commit of an epoch records that undoes these; the first is its mark."""
+        first = msgspec.structs.replace(marks[0], undoes=self.undoes)
+        return [first, *marks[1:], *(Mark(app, first.belongs_to - 1) for app in self.late)]

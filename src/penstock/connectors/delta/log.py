@@ -6,10 +6,11 @@ checkpoint of the log covers, and `_last_checkpoint` names the last one.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from penstock.connectors.delta.actions import Began, Version, decode_version
+from penstock.connectors.delta.actions import Version, decode_version
+from penstock.connectors.delta.marks import Began, Lives, Mark
 from penstock.connectors.files.committed import EpochRange
 from penstock.errors import ErrorCode, UserError
 from penstock.state.storage.object_store import ObjectStore
@@ -70,33 +71,37 @@ class TableLog:
     ) -> "Abandoned":
         """Return what is to be undone of a sink after a restore.
 
-        `epochs` are those that the restore abandoned, and `earlier` those of others before. The log is read backwards from a version, up
-        to the first one of an earlier epoch of the sink. Where an entry was cleaned up before that,
-        some may be missing. Where the table went back to an older version, all between the two
-        count for nothing.
+        `epochs` are those that the restore abandoned, and `earlier` those of others before. The log
+        is read backwards from a version, up to the first one of an earlier epoch of the sink. Where
+        an entry was cleaned up before that, some may be missing. Where the table went back to an
+        older version, all between the two count for nothing.
         """
-        found: list[Version] = []
-        others: list[Version] = []
-        number = newest + 1
+        lives = Lives(app, began, [*earlier, epochs])
+        read: list[Version] = []
+        number, is_whole = newest + 1, True
         while number > 0:
             number -= 1
             version = self.read(number)
             if version is None:
-                return Abandoned(found, others, is_whole=False)
-            if version.goes_back_to is not None:
-                number = version.goes_back_to + 1
+                is_whole = False
+                break
+            back_to = version.goes_back_to
+            if back_to is not None:
+                number = back_to + 1
                 continue
             mark = version.info.penstock
-            is_own = mark is not None and mark.is_of(app, began, [*earlier, epochs])
-            if mark is None or not (is_own or mark.app == app):
-                others.append(version)
-            elif mark.belongs_to < epochs[0]:
+            if mark is not None and lives.come_after(mark, epochs):
                 break
-            elif is_own and mark.is_undone_after(epochs):
-                found.append(version)
-            else:
-                others.append(version)
-        return Abandoned(found, others, is_whole=True)
+            read.append(version)
+        lives.learn(mark for _, mark in _marked(read))
+        own = [
+            version
+            for version, mark in _marked(read)
+            if lives.have(mark) and mark.is_undone_after(epochs)
+        ]
+        undone = {version.number for version in own}
+        others = [version for version in read if version.number not in undone]
+        return Abandoned(own, others, is_whole)
 
     def _read_checkpointed(self) -> int:
         """Return the version of the last checkpoint of the log; -1 if there is none."""
@@ -105,6 +110,12 @@ class TableLog:
             return int(json.loads(data or b"{}").get("version", -1))
         except (ValueError, AttributeError, TypeError):
             return -1
+
+
+def _marked(versions: Iterable[Version]) -> Iterator[tuple[Version, Mark]]:
+    for version in versions:
+        if version.info.penstock is not None:
+            yield version, version.info.penstock
 
 
 def entry_path(number: int) -> str:

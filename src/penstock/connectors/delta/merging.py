@@ -29,8 +29,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.connectors.delta.actions import Mark
 from penstock.connectors.delta.commit import CarryOut, Reversal
+from penstock.connectors.delta.marks import Mark
 from penstock.connectors.delta.parts import StagedFile
 from penstock.connectors.delta.table import CommitOutcome, MergePlan, OpenTable
 from penstock.connectors.files.formats import SourceFile
@@ -101,11 +101,13 @@ def merge(
 
     def carry_out(table: OpenTable, marks: Sequence[Mark]) -> CommitOutcome:
         undone = find_reversed(table)
+        recorded = undone.to_recorded(marks)
         if undone.added or undone.removed:
-            table.commit(undone.added, undone.removed, [to_undoing(mark) for mark in marks])
+            before = undone.to_recorded([to_undoing(mark) for mark in marks])
+            table.commit(undone.added, undone.removed, before)
             return CommitOutcome.CONFLICT  # what is merged into must be opened again
         if not files and undone.must_record:
-            return table.commit((), (), marks)
+            return table.commit((), (), recorded)
         if not files:
             return CommitOutcome.DONE  # the end of a job without rows: there is a table
         failure: list[BaseException] = []
@@ -113,7 +115,7 @@ def merge(
             columns, _noting(_read_changes(store, files, columns), failure)
         )
         try:
-            return table.merge(reader, plan, marks)
+            return table.merge(reader, plan, recorded)
         except Exception:
             if failure:  # the client does not pass on what our own reader raised
                 raise failure[0] from None
@@ -126,7 +128,7 @@ def to_undoing(mark: Mark) -> Mark:
     """Return the mark of the version that undoes abandoned epochs before an epoch is merged.
 
     >>> to_undoing(Mark("app", 6))
-    Mark(app='app', epoch=5, undoes_for=6, began=None)
+    Mark(app='app', epoch=5, undoes_for=6, began=None, undoes=())
     """
     return msgspec.structs.replace(mark, epoch=mark.epoch - 1, undoes_for=mark.epoch)
 

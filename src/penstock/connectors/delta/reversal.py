@@ -32,9 +32,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from penstock.connectors.delta.actions import Began, Version
+from penstock.connectors.delta.actions import Version
 from penstock.connectors.delta.commit import Reversal, find_recorded
 from penstock.connectors.delta.log import Abandoned, TableLog
+from penstock.connectors.delta.marks import Began
 from penstock.connectors.delta.table import OpenTable
 from penstock.connectors.delta.undoing import plan_reversal
 from penstock.connectors.files.committed import EpochRange
@@ -100,9 +101,31 @@ def reversing(
             problem = "the table's log does not reach back far enough to tell which rows are theirs"
         if problem is not None:
             warn_of_rest(table.url, task, ranges[0], f"{verb} in", problem)
-        return replace(planned, must_record=must_record)
+        undoes, late = _find_lives(found, table, epoch, app, began)
+        return replace(
+            planned, must_record=must_record or bool(late), undoes=undoes, late=late
+        )
 
     return find
+
+
+def _find_lives(
+    found: Abandoned, table: OpenTable, epoch: int, app: str, began: Began | None
+) -> tuple[tuple[Began, ...], tuple[str, ...]]:
+    """Return the other lives of a sink that an epoch undoes, and apps that must be recorded.
+
+    A driver that was thought dead may still commit an epoch of such a life, under any of its
+    apps. A number that is recorded already is never replaced by a lower one.
+    """
+    marks = [v.info.penstock for v in found.versions if v.info.penstock is not None]
+    lives = {m.began for m in marks if m.began is not None} - {began}
+    apps = {m.app for m in marks} | {life.record for life in lives}
+    apps -= {app} if began is None else {app, began.record}
+    late = [each for each in apps if (table.recorded_epoch(each) or 0) < epoch - 1]
+    return (
+        tuple(sorted(lives, key=lambda life: (life.epoch, life.app))),
+        tuple(sorted(late)),
+    )
 
 
 def _planning(

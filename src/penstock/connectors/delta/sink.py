@@ -21,7 +21,6 @@ import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.connectors.delta.actions import Began, Mark
 from penstock.connectors.delta.columns import (
     find_folder_problems,
     find_type_problems,
@@ -40,6 +39,7 @@ from penstock.connectors.delta.commit import (
     name_of_written,
     written_table,
 )
+from penstock.connectors.delta.marks import Began, Mark
 from penstock.connectors.delta.merging import (
     DEFAULT_MERGE_BYTES,
     check_nothing_waits,

@@ -22,7 +22,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.connectors.delta.actions import AddedFile, Mark, RemovedFile, TableMetadata
+from penstock.connectors.delta.actions import AddedFile, RemovedFile, TableMetadata
 from penstock.connectors.delta.client import (
     NO_VERSION,
     library,
@@ -30,6 +30,7 @@ from penstock.connectors.delta.client import (
     to_client_options,
     translate,
 )
+from penstock.connectors.delta.marks import Mark
 from penstock.core.clock import SystemClock
 from penstock.errors import (
     ErrorCode,

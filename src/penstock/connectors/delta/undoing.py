@@ -4,18 +4,26 @@ Of files that other writers have taken out meanwhile, the version that did so te
 rows are:
 
     a RESTORE of the table            they are gone: the table went back to before them
+    a sink that undid epochs          they are gone: these were abandoned
     a version that adds nothing       they are gone: whole files were deleted
     a compaction (dataChange false)   they are in the files that it added
     any other                         some of them may be in the files that it added
 
-Files that were added were perhaps taken out, too, by later versions, which then tell it.
+Files that were added were perhaps taken out, too, by later versions, which then tell it. So it is
+with files that others have put back since: what became of them then is theirs to say.
 """
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.connectors.delta.actions import RESTORE, AddedFile, RemovedFile, Version
+from penstock.connectors.delta.actions import (
+    MERGE,
+    RESTORE,
+    AddedFile,
+    RemovedFile,
+    Version,
+)
 from penstock.connectors.delta.commit import Reversal
 
 
@@ -46,12 +54,16 @@ class Fates:
 
     def find(self, path: str, version: int) -> Fate:
         """Return the fate of a file that a version had added, and the table has no more."""
+        return self.find_since(path, version) or Fate.REWRITTEN  # the log does not tell it
+
+    def find_since(self, path: str, version: int) -> Fate | None:
+        """Return the fate of a file if others have taken it out after a version; None if not."""
         taker, fate = self._fates.get(path, (-1, Fate.REWRITTEN))
-        return fate if taker > version else Fate.REWRITTEN  # the log does not tell it
+        return fate if taker > version else None
 
     def _find_left(self, taker: Version, *, is_change: bool) -> Fate:
         """Return where the rows are of files that a version has removed."""
-        if taker.info.operation == RESTORE:
+        if taker.info.operation == RESTORE or _is_of_appends(taker):
             return Fate.GONE
         found = {
             Fate.MOVED if file.path in self._active else self.find(file.path, taker.number)
@@ -62,6 +74,11 @@ class Fates:
             return Fate.GONE
         is_moved = not is_change and found == {Fate.MOVED}
         return Fate.MOVED if is_moved else Fate.REWRITTEN
+
+
+def _is_of_appends(version: Version) -> bool:
+    """Return whether a sink has made a version, and no merge: it removes only what it undoes."""
+    return version.info.penstock is not None and version.info.operation != MERGE
 
 
 _MOVED = "files of version(s) {} were compacted since, so their rows cannot be told apart from others"
@@ -76,6 +93,7 @@ _TAKEN = (
 )
 _STAYS = (_MOVED, _REWRITTEN, _VECTOR)
 """Why rows stay in the table, each with the versions that had added them."""
+_KEPT = (Fate.MOVED, Fate.REWRITTEN)
 _BY_FATE = {Fate.GONE: _TAKEN, Fate.MOVED: _MOVED, Fate.REWRITTEN: _REWRITTEN}
 
 
@@ -129,7 +147,7 @@ def plan_reversal(
         elif is_active:  # it is back already
             if path in vectored:
                 stays[_VECTOR].add(file.newest)
-        elif file.was_left:
+        elif file.was_left or fates.find_since(path, file.newest) in _KEPT:
             continue  # others have rewritten rows that are to stay: they are where they put them
         elif file.is_altered or first.size is None or not is_there(path):
             missing.append(path)
