@@ -5,14 +5,17 @@ did      0   1   2   3   4                  takes out      removes files        
                                             2-4, writes 2  of 3-5 for good               bring them
 """
 
+import json
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from penstock.connectors.delta.log import entry_path
 from penstock.errors import ErrorCode, StateError
 from tests.builders.delta_walk import Steps
 
@@ -188,3 +191,67 @@ def test_a_table_that_went_back_and_on_again_is_undone_from_there(
     steps.run(2, epochs=4)
     assert steps.rows() == list(range(6))
     assert WARNING not in caplog.text
+
+
+# ---- tables that went back, and jobs that do not stay there
+
+
+def by_version(table: DeltaTable, number: int) -> None:
+    table.restore(number)
+
+
+def by_time(table: DeltaTable, number: int) -> None:
+    """Go back as of an instant: the log does not tell to which version."""
+    entry = Path(table.table_uri.removeprefix("file://")) / entry_path(number)
+    told = json.loads(entry.read_text().splitlines()[0])["commitInfo"]["timestamp"]
+    table.restore(datetime.fromtimestamp(told / 1_000, UTC))
+
+
+@pytest.mark.parametrize("went_back", [by_version, by_time])
+def test_epochs_that_the_table_went_back_behind_are_not_gone_on_from_without_their_rows(
+    tmp_path: Path,
+    went_back: Callable[[DeltaTable, int], None],
+    caplog: pytest.LogCaptureFixture,
+    *,
+    merges: bool,
+) -> None:
+    steps = Steps(tmp_path / "table", merges=merges)
+    steps.run(epochs=4)
+    went_back(steps.table(), 2)
+    steps.run(2)
+    assert steps.rows() == [0, 1, 2]
+    message = refuse(steps, 4)
+    assert "epoch(s) 3, 4 are" in message or "epoch(s) 4 are" in message
+    assert "a RESTORE of the table took them out" in message
+    assert "restore epoch 5, which the table holds" in message
+    # What the message says to do works.
+    assert "go back to version 4 of the table (RESTORE)" in message
+    steps.table().restore(4)
+    steps.run()
+    assert steps.rows() == [0, 1, 2, 3, 4, 5]
+    assert WARNING not in caplog.text
+
+
+@pytest.mark.parametrize("restore", [1, 2, 5])
+def test_a_table_that_went_back_is_gone_on_from_by_any_epoch_that_it_holds(
+    tmp_path: Path, restore: int, *, merges: bool
+) -> None:
+    steps = Steps(tmp_path / "table", merges=merges)
+    steps.run(epochs=4)
+    steps.table().restore(2)
+    steps.run(2)
+    assert "restore epoch 2 or an earlier one" in refuse(steps, 4)
+    steps.run(restore, epochs=3)
+    assert steps.rows() == list(range({1: 4, 2: 5, 5: 6}[restore]))
+
+
+def test_rows_that_were_taken_away_on_purpose_stay_away_after_later_restores(
+    tmp_path: Path, *, merges: bool
+) -> None:
+    steps = Steps(tmp_path / "table", merges=merges)
+    steps.run(epochs=4)
+    steps.table().restore(2)
+    steps.run(epochs=3)
+    assert steps.rows() == [0, 1, 4, 5, 6]
+    steps.run(6, epochs=2)
+    assert steps.rows() == [0, 1, 4, 5, 6, 7]

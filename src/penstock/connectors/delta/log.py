@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from penstock.connectors.delta.actions import Version, decode_version
+from penstock.connectors.delta.actions import RESTORE, Version, decode_version
 from penstock.connectors.delta.marks import Began, Lives, Mark
 from penstock.connectors.files.committed import EpochRange
 from penstock.errors import ErrorCode, UserError
@@ -28,6 +28,8 @@ class Abandoned:
     """Those between and after them, the newest first."""
     is_whole: bool = True
     """Whether the log reaches back far enough to tell all of them."""
+    lost: Sequence[Version] = ()
+    """Versions of the sink that are to stay, and are not in the table: it went back behind them."""
 
 
 class TableLog:
@@ -74,10 +76,12 @@ class TableLog:
         `epochs` are those that the restore abandoned, and `earlier` those of others before. The log
         is read backwards from a version, up to the first one of an earlier epoch of the sink. Where
         an entry was cleaned up before that, some may be missing. Where the table went back to an
-        older version, all between the two count for nothing.
+        older version, all between the two count for nothing; epochs among them that were not
+        abandoned are lost.
         """
         lives = Lives(app, began, [*earlier, epochs])
         read: list[Version] = []
+        lost: list[Version] = []
         number, is_whole = newest + 1, True
         while number > 0:
             number -= 1
@@ -87,10 +91,14 @@ class TableLog:
                 break
             back_to = version.goes_back_to
             if back_to is not None:
+                skipped = (self.read(each) for each in range(number - 1, back_to, -1))
+                lost += _find_kept(skipped, lives, epochs)
                 number = back_to + 1
                 continue
             mark = version.info.penstock
             if mark is not None and lives.come_after(mark, epochs):
+                if _went_behind(version, read):
+                    lost += _find_kept([version], lives, epochs)
                 break
             read.append(version)
         lives.learn(mark for _, mark in _marked(read))
@@ -101,7 +109,7 @@ class TableLog:
         ]
         undone = {version.number for version in own}
         others = [version for version in read if version.number not in undone]
-        return Abandoned(own, others, is_whole)
+        return Abandoned(own, others, is_whole, lost)
 
     def _read_checkpointed(self) -> int:
         """Return the version of the last checkpoint of the log; -1 if there is none."""
@@ -112,10 +120,42 @@ class TableLog:
             return -1
 
 
-def _marked(versions: Iterable[Version]) -> Iterator[tuple[Version, Mark]]:
+def _marked(versions: Iterable[Version | None]) -> Iterator[tuple[Version, Mark]]:
     for version in versions:
-        if version.info.penstock is not None:
+        if version is not None and version.info.penstock is not None:
             yield version, version.info.penstock
+
+
+def _find_kept(
+    versions: Iterable[Version | None], lives: Lives, epochs: EpochRange
+) -> list[Version]:
+    """Return the versions with rows of a sink from epochs before these that are not abandoned."""
+    return [
+        version
+        for version, mark in _marked(versions)
+        if lives.have(mark)
+        and mark.belongs_to < epochs[0]
+        and not lives.is_abandoned(mark.belongs_to)
+        and (version.new_files or version.lost_files)
+    ]
+
+
+def _went_behind(version: Version, later: Iterable[Version]) -> bool:
+    """Return whether the table went back to before a version; to which one may be unknown.
+
+    Of the `later` versions, the newest first, the last that went back behind it or to it decides.
+    """
+    added = {file.path for file in version.new_files}
+    removed = {file.path for file in version.lost_files}
+    for each in later:
+        if each.info.operation == RESTORE:
+            back = {file.path for file in each.added}
+            gone = {file.path for file in each.removed}
+            if added & gone or removed & back:
+                return True
+            if added & back or removed & gone:
+                return False
+    return False
 
 
 def entry_path(number: int) -> str:

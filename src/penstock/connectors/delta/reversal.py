@@ -21,8 +21,9 @@ removing the file nor adding it again would leave the table as it was.
 
 **What cannot be put back** would be missing for good, as nobody writes those rows again: a restore
 had taken a file out, a vacuum has removed it since, and now that restore is to be undone. Such a
-commit is refused before it changes anything, with the epochs that can be restored instead. Merges
-are undone as a whole or not at all, as files that they replaced hold the same keys.
+commit is refused before it changes anything, with the epochs that can be restored instead. So it is
+if the table itself went back behind an epoch that is to stay. Merges are undone as a whole or not
+at all, as files that they replaced hold the same keys.
 
 What is done with which file is planned in `undoing`.
 """
@@ -76,15 +77,17 @@ def reversing(
         found = log.read_marked(table.version, app, ranges[0], began, abandoned)
         plan = _planning(store, table, merges=merges)
         planned = plan(found)
-        if would_lose_rows(planned, merges=merges):
+        if found.lost or would_lose_rows(planned, merges=merges):
             every = log.read_marked(table.version, app, (0, epoch), began)
             raise _not_put_back(
                 table.url,
                 task,
                 ranges[0],
                 planned,
-                versions=every.versions,
-                restorable=find_restorable(every, ranges[0][0], plan, merges=merges),
+                every=replace(every, lost=found.lost),
+                restorable=find_restorable(
+                    replace(every, lost=found.lost), ranges[0][0], plan, merges=merges
+                ),
             )
         problem, verb = planned.problem, "stay" if planned.is_certain else "may stay"
         if planned.missing and problem is None:
@@ -172,8 +175,10 @@ def find_restorable(
 
     `every` has all versions that the sink has made. Pure.
     """
-    numbers = sorted({_epoch_of(version) for version in every.versions}, reverse=True)
-    for number in (n for n in numbers if 1 < n < start):
+    known = {*map(_epoch_of, every.versions), *map(_epoch_of, every.lost)}
+    numbers = sorted(known, reverse=True)
+    limit = min(map(_epoch_of, every.lost), default=start)
+    for number in (n for n in numbers if 1 < n < start and n <= limit):
         undone = [v for v in every.versions if _epoch_of(v) >= number]
         planned = plan(replace(every, versions=undone))
         if not would_lose_rows(planned, merges=merges):
@@ -192,15 +197,15 @@ def _not_put_back(
     abandoned: EpochRange,
     planned: Reversal,
     *,
-    versions: Sequence[Version],
+    every: Abandoned,
     restorable: int | None,
 ) -> StateError:
-    """Return the error for rows that an earlier restore took out and that cannot be put back."""
+    """Return the error for rows that were taken out of the table and cannot be put back."""
     start, epoch = abandoned
-    missing = planned.missing
-    writers = {
+    missing, lost = planned.missing, every.lost
+    writers = {_epoch_of(version) for version in lost} or {
         _epoch_of(version)
-        for version in versions
+        for version in every.versions
         if _epoch_of(version) < start
         and not {file.path for file in version.added}.isdisjoint(missing)
     }
@@ -214,12 +219,19 @@ def _not_put_back(
         ways.append(
             f"restore epoch {restorable} or an earlier one, and they are written again"
         )
-    newest = versions[0].info.penstock if versions else None
+    newest = every.versions[0].info.penstock if every.versions else None
     if newest is not None and newest.undoes_for is None:
         ways.append(
             f"restore epoch {newest.epoch}, which the table holds, and the job goes on from there"
         )
-    if missing:
+    taker = "an earlier restore"
+    if lost:
+        taker, why = "a RESTORE of the table", "it went back behind their versions"
+        last = max(version.number for version in lost)
+        ways.append(
+            f"go back to version {last} of the table (RESTORE), and start the job again"
+        )
+    elif missing:
         shown = ", ".join(map(repr, sorted(missing)[:3])) + (", …" if missing[3:] else "")
         why = f"{len(missing)} file(s) that held them are gone, as after a vacuum: {shown}"
         ways.append("bring the files back, and start the job again")
@@ -228,7 +240,7 @@ def _not_put_back(
         ways.append("go back to a version of the table that has them (RESTORE)")
     return StateError(
         f"epoch {epoch} of step {str(task.operator)!r} follows epoch {start - 1}, and rows of "
-        f"{whose} are not in the Delta table {url} any more: an earlier restore took them out, "
+        f"{whose} are not in the Delta table {url} any more: {taker} took them out, "
         f"and they cannot be put back ({why}). Nothing was changed. To go on, "
         f"{'; or '.join(ways)}",
         code=ErrorCode.NOT_RESTORABLE,
