@@ -102,6 +102,18 @@ def test_steps_of_one_table_that_share_a_name_undo_abandoned_epochs_once(
     assert WARNING not in caplog.text
 
 
+def test_a_sink_that_begins_anew_need_not_know_what_was_before_its_first_version(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = Steps(tmp_path / "table")
+    steps.run(None, KEEP, epochs=2)
+    steps.run(None, KEEP, "out", epochs=3)
+    steps.clean_up(1)
+    steps.run(2, KEEP, "out", epochs=2)
+    assert steps.rows() == [2, 3]
+    assert WARNING not in caplog.text
+
+
 OUT, TABLE, LAST = (f"penstock:j:{step}:1" for step in ("out", "table", "last"))
 
 

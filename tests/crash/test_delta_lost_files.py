@@ -255,3 +255,49 @@ def test_rows_that_were_taken_away_on_purpose_stay_away_after_later_restores(
     assert steps.rows() == [0, 1, 4, 5, 6]
     steps.run(6, epochs=2)
     assert steps.rows() == [0, 1, 4, 5, 6, 7]
+
+
+# ---- tables whose log was cleaned up
+
+
+@pytest.mark.parametrize("is_vacuumed", [False, True], ids=["whole", "vacuumed"])
+def test_files_of_abandoned_epochs_are_neither_put_back_nor_missed_if_the_log_was_cleaned_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_vacuumed: bool
+) -> None:
+    steps = Steps(tmp_path / "table")
+    steps.run(epochs=4)
+    steps.run(2)
+    steps.clean_up(5)
+    if is_vacuumed:
+        steps.vacuum()
+    steps.run(1, epochs=2)
+    # The version of epoch 2 is unknown: its row stays, and comes again.
+    assert steps.rows() == [0, 1, 1, 2]
+    assert WARNING in caplog.text
+    assert "does not reach back far enough" in caplog.text
+
+
+def test_merges_of_which_some_are_unknown_are_not_undone_in_part(tmp_path: Path) -> None:
+    # What is left of the log took changes out, and whose they were it does not tell.
+    steps = Steps(tmp_path / "table", merges=True)
+    steps.run(epochs=4)
+    steps.run(2)
+    steps.clean_up(5)
+    message = refuse(steps, 1)
+    assert "does not reach back far enough" in message
+    assert "or an earlier one" not in message
+    steps.run(5, epochs=2)
+    assert steps.rows() == [0, 1, 2, 3, 4]
+
+
+def test_a_log_that_was_cleaned_up_before_the_abandoned_epochs_tells_all_of_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, merges: bool
+) -> None:
+    steps = Steps(tmp_path / "table", merges=merges)
+    steps.run(epochs=4)
+    steps.run(2)
+    # The first version of epoch 5 is that after the one of epoch 4.
+    steps.clean_up(5)
+    steps.run(4)
+    assert steps.rows() == [0, 1, 2, 3, 4]
+    assert WARNING not in caplog.text

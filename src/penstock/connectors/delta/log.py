@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from penstock.connectors.delta.actions import RESTORE, Version, decode_version
+from penstock.connectors.delta.actions import MERGE, RESTORE, Version, decode_version
 from penstock.connectors.delta.marks import Began, Lives, Mark
 from penstock.connectors.files.committed import EpochRange
 from penstock.errors import ErrorCode, UserError
@@ -109,6 +109,7 @@ class TableLog:
         ]
         undone = {version.number for version in own}
         others = [version for version in read if version.number not in undone]
+        is_whole = is_whole or (bool(own) and _is_first(own[-1], epochs[0]))
         return Abandoned(own, others, is_whole, lost)
 
     def _read_checkpointed(self) -> int:
@@ -156,6 +157,16 @@ def _went_behind(version: Version, later: Iterable[Version]) -> bool:
             if added & back or removed & gone:
                 return False
     return False
+
+
+def _is_first(version: Version, epoch: int) -> bool:
+    """Return whether nothing of an epoch comes before a version.
+
+    An epoch that appends has one version, and one that merges at most one more, before it.
+    """
+    mark = version.info.penstock
+    is_merge = version.info.operation == MERGE
+    return mark is not None and mark.belongs_to == epoch and not is_merge
 
 
 def entry_path(number: int) -> str:

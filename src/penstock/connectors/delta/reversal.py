@@ -40,11 +40,16 @@ from penstock.connectors.delta.marks import Began
 from penstock.connectors.delta.table import OpenTable
 from penstock.connectors.delta.undoing import plan_reversal
 from penstock.connectors.files.committed import EpochRange
+from penstock.connectors.files.names import read_part_epoch
 from penstock.core.ids import TaskInfo
 from penstock.errors import ErrorCode, StateError
 from penstock.state.storage.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
+_CUT_OFF = (
+    "the table's log does not reach back far enough to tell which rows are theirs, and which of "
+    "earlier epochs they had taken out: such rows may be missing"
+)
 
 
 def reversing(
@@ -75,8 +80,11 @@ def reversing(
             return Reversal(must_record=must_record)
         log = TableLog(store)
         found = log.read_marked(table.version, app, ranges[0], began, abandoned)
-        plan = _planning(store, table, merges=merges)
+        plan = _planning(store, table, abandoned, merges=merges)
         planned = plan(found)
+        if merges and not found.is_whole:
+            # What a version removed may have been added by one of which nothing is known.
+            planned = replace(planned, problem=planned.problem or _CUT_OFF)
         if found.lost or would_lose_rows(planned, merges=merges):
             every = log.read_marked(table.version, app, (0, epoch), began)
             raise _not_put_back(
@@ -101,7 +109,7 @@ def reversing(
             planned = Reversal(planned.added)
             problem = "the table takes appends only (delta.appendOnly)"
         if problem is None and not found.is_whole:
-            problem = "the table's log does not reach back far enough to tell which rows are theirs"
+            problem = _CUT_OFF
         if problem is not None:
             warn_of_rest(table.url, task, ranges[0], f"{verb} in", problem)
         undoes, late = _find_lives(found, table, epoch, app, began)
@@ -132,9 +140,13 @@ def _find_lives(
 
 
 def _planning(
-    store: ObjectStore, table: OpenTable, *, merges: bool
+    store: ObjectStore, table: OpenTable, abandoned: Sequence[EpochRange], *, merges: bool
 ) -> Callable[[Abandoned], Reversal]:
-    """Return what plans to undo versions in a table; the store is asked once about each file."""
+    """Return what plans to undo versions in a table; the store is asked once about each file.
+
+    Where the log was cleaned up, the version is perhaps unknown that had added a file: names of
+    files that were appended tell their epochs.
+    """
     files = table.files()
     active = {file.path for file in files}
     vectored = {file.path for file in files if file.has_deleted_rows}
@@ -143,6 +155,10 @@ def _planning(
     def is_there(path: str) -> bool:
         return store.size(path) is not None
 
+    def is_void(path: str) -> bool:
+        epoch = read_part_epoch(path)
+        return epoch is not None and any(s <= epoch < end for s, end in abandoned)
+
     return lambda found: plan_reversal(
         found.versions,
         active,
@@ -150,6 +166,7 @@ def _planning(
         vectored=vectored,
         others=found.others,
         merges=merges,
+        is_void=(lambda _: False) if merges or found.is_whole else is_void,
     )
 
 
@@ -176,7 +193,8 @@ def find_restorable(
     `every` has all versions that the sink has made. Pure.
     """
     known = {*map(_epoch_of, every.versions), *map(_epoch_of, every.lost)}
-    numbers = sorted(known, reverse=True)
+    # Without the versions before the oldest one nobody could tell what to undo.
+    numbers = sorted(known, reverse=True)[: None if every.is_whole else -1]
     limit = min(map(_epoch_of, every.lost), default=start)
     for number in (n for n in numbers if 1 < n < start and n <= limit):
         undone = [v for v in every.versions if _epoch_of(v) >= number]

@@ -121,13 +121,15 @@ def plan_reversal(
     vectored: Collection[str] = (),
     others: Iterable[Version] = (),
     merges: bool = False,
+    is_void: Callable[[str], bool] = lambda _: False,
 ) -> Reversal:
     """Return what undoes these versions, the newest first, in a table with these files.
 
     Of the files that are `active`, those that are `vectored` have a deletion vector. `others` are
     the versions of other writers since, the newest first. If the sink `merges`, rows of one key
     are in files that versions removed and in those that they added: if others have taken such
-    files out, nothing can be put back beside what they left.
+    files out, nothing can be put back beside what they left. Files that are void were added by
+    abandoned epochs, even if no version tells it any more: they are not put back.
     """
     files, fates = _find_touched(versions), Fates(others, active)
     added: list[AddedFile] = []
@@ -149,6 +151,8 @@ def plan_reversal(
                 stays[_VECTOR].add(file.newest)
         elif file.was_left or fates.find_since(path, file.newest) in _KEPT:
             continue  # others have rewritten rows that are to stay: they are where they put them
+        elif is_void(path):
+            continue
         elif file.is_altered or first.size is None or not is_there(path):
             missing.append(path)
         else:

@@ -43,6 +43,7 @@ _STAGED = re.compile(
     rf"{STAGING}/[^/]+/\d+/(?P<epoch>\d+)/[0-9a-f]{{32}}-(?P<operator>.+)-\d+-\d+\.\w+"
 )
 _RECORD = re.compile(rf"{COMMITTED}/(?P<epoch>\d{{10}})-(?P<operator>[^/]+)\.json")
+_PART = re.compile(r"part-(?P<epoch>\d{10})-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,18 @@ def is_part_of(
         and re.fullmatch(pattern, name) is not None
         and is_object_path(path)
     )
+
+
+def read_part_epoch(path: str) -> int | None:
+    """Return the epoch that the name of a sink's file tells; None for other files.
+
+    >>> read_part_epoch("day=mon/part-0000000007-out-000-000-5f.parquet")
+    7
+    >>> read_part_epoch("part-00000-5f-c000.snappy.parquet") is None
+    True
+    """
+    match = _PART.match(path.rpartition("/")[2])
+    return None if match is None else int(match["epoch"])
 
 
 def staging_folder(job: JobId) -> str:
