@@ -30,8 +30,9 @@ from benchmarks.structured_streaming import (
 )
 from benchmarks.suites import Row
 from penstock.connectors.kafka.client import KafkaClients
+from penstock.connectors.kafka.fetched import Range
 from penstock.connectors.kafka.positions import Partition
-from penstock.connectors.kafka.reading import PartitionReader, Range
+from penstock.connectors.kafka.reading import PartitionReader
 
 ROWS, QUICK_ROWS = 16_000_000, 4_000_000
 _COUNTED = "records LONG, bytes LONG"

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from penstock.connectors.kafka.client import KafkaClients
+from penstock.connectors.kafka.fetched import Range
 from penstock.connectors.kafka.positions import Partition
-from penstock.connectors.kafka.reading import PartitionReader, Range
+from penstock.connectors.kafka.reading import PartitionReader
 from penstock.errors import ExternalError
 from scripts.servers.kafka import KafkaCluster
 from tests.builders.kafka_topics import TestTopic, wait_until
@@ -155,7 +156,7 @@ def test_records_behind_a_range_are_kept_for_the_next_one(topic: TestTopic) -> N
 def test_a_partition_far_ahead_of_another_is_paused_and_loses_nothing(
     topic: TestTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.connectors.kafka.reading.MOST_HELD", 100)
+    monkeypatch.setattr("penstock.connectors.kafka.fetched.MOST_HELD", 100)
     topic.produce(values(*range(5_000)))
     reading = Reading(topic, **{"queued.min.messages": 10})
     assert reading.read(0, 10) == values(*range(10))

@@ -1,11 +1,7 @@
-"""Tests the reader of ranges against a log in memory, whose records come as they please.
-
-What the log does is what `tests/kafka/test_kafka_ranges.py` sees brokers do.
-"""
+"""Tests the reader of ranges against a log in memory, whose records come as they please."""
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -13,130 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.connectors.kafka import reading
+from penstock.connectors.kafka import fetched, reading
+from penstock.connectors.kafka.fetched import Range
 from penstock.connectors.kafka.positions import Partition
-from penstock.connectors.kafka.reading import PartitionReader, Range
+from penstock.connectors.kafka.reading import PartitionReader
 from penstock.errors import ExternalError
-
-
-@dataclass(frozen=True)
-class Error:
-    code: str
-
-    def name(self) -> str:
-        return self.code
-
-
-@dataclass(frozen=True)
-class Message:
-    """A message as the client library gives it."""
-
-    partition_: Partition
-    offset_: int
-    error_: Error | None = None
-
-    def topic(self) -> str:
-        return self.partition_.topic
-
-    def partition(self) -> int:
-        return self.partition_.number
-
-    def offset(self) -> int:
-        return self.offset_
-
-    def error(self) -> Error | None:
-        return self.error_
-
-    def value(self) -> bytes:
-        return b"%d" % self.offset_
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, self.offset_ * 10
-
-    def __len__(self) -> int:
-        return len(self.value())
-
-
-@dataclass
-class Log:
-    """A cluster and its clients: some offsets of each partition have records."""
-
-    records: Mapping[Partition, Sequence[int]]
-    ends: Mapping[Partition, int]
-    dice: random.Random
-    servers: str = "memory"
-    first: list[Message] = field(default_factory=list)
-    """What the first call gives, if it is not left to the dice."""
-    positions: dict[Partition, int] = field(default_factory=dict)
-    paused: set[Partition] = field(default_factory=set)
-    told: set[Partition] = field(default_factory=set)
-    """Partitions whose end was told since a record came."""
-
-    def consumer(self, *_: Any, **__: Any) -> "Log":
-        return self
-
-    def incremental_assign(self, partitions: Sequence[Any]) -> None:
-        for each in partitions:
-            key = Partition(each.topic, each.partition)
-            assert key not in self.positions
-            self.positions[key] = each.offset
-            self.told.discard(key)
-
-    def incremental_unassign(self, partitions: Sequence[Any]) -> None:
-        for each in partitions:
-            del self.positions[Partition(each.topic, each.partition)]
-
-    def pause(self, partitions: Sequence[Any]) -> None:
-        self.paused |= {Partition(each.topic, each.partition) for each in partitions}
-
-    def resume(self, partitions: Sequence[Any]) -> None:
-        self.paused -= {Partition(each.topic, each.partition) for each in partitions}
-
-    def get_watermark_offsets(self, place: Any, *, cached: bool) -> tuple[int, int] | None:
-        assert cached
-        end = self.ends[Partition(place.topic, place.partition)]
-        return self.dice.choice([(0, end), (0, end), (0, end), (-1001, -1001), None])
-
-    def close(self) -> None:
-        self.positions.clear()
-
-    def consume(self, count: int, _: float) -> list[Message]:
-        """Return messages of partitions in any order, and now and then fewer than there are."""
-        if self.first:
-            found, self.first = self.first, []
-            self.positions |= {each.partition_: each.offset_ + 1 for each in found}
-            return found
-        found = []
-        keys = 3 * [key for key in self.positions if key not in self.paused]
-        self.dice.shuffle(keys)
-        for key in keys:
-            room = count - len(found)
-            most = self.dice.randint(0, room) if room else 0
-            rest = [at for at in self.records[key] if at >= self.positions[key]]
-            found += [Message(key, at) for at in rest[:most]]
-            if rest[:most]:
-                self.positions[key] = (
-                    rest[most - 1] + 1 if most <= len(rest) else rest[-1] + 1
-                )
-                self.told.discard(key)
-            if len(found) < count and len(rest) <= most and key not in self.told:
-                self.told.add(key)
-                self.positions[key] = max(self.positions[key], self.ends[key])
-                found.append(Message(key, self.ends[key], Error("_PARTITION_EOF")))
-        return found
-
-
-class _Always(random.Random):
-    """Dice that know the ends of partitions."""
-
-    def choice(self, seq: Any) -> Any:
-        return seq[0]
-
-
-def reader_of(log: Log) -> PartitionReader:
-    """Return a reader of a stand-in for Kafka's client."""
-    client: Any = log
-    return PartitionReader(client)
+from tests.builders.kafka_log import Error, Knowing, Log, Message, reader_of
 
 
 def read(
@@ -190,10 +68,10 @@ def test_every_record_of_a_range_is_read_once_however_records_come(
     at = dict.fromkeys(records, 0)
     keys = sorted(records)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "MOST_HELD", most_held)
-        patch.setattr(reading, "MOST_HELD_BYTES", 3 * most_held)
+        patch.setattr(fetched, "MOST_HELD", most_held)
+        patch.setattr(fetched, "MOST_HELD_BYTES", 3 * most_held)
         patch.setattr(reading, "MOST_LEFT_ALONE", most_left_alone)
-        patch.setattr(reading, "RECORDS_PER_PIECE", 7)
+        patch.setattr(fetched, "RECORDS_PER_PIECE", 7)
         patch.setattr(reading, "MESSAGES_PER_CALL", 20)
         patch.setattr(reading, "_PATIENCE_SECONDS", 0.5)
         for left_out, step, again in cuts:
@@ -214,7 +92,7 @@ def test_every_record_of_a_range_is_read_once_however_records_come(
 def test_what_comes_of_a_paused_partition_in_the_same_call_is_not_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reading, "MOST_HELD", 1)
+    monkeypatch.setattr(fetched, "MOST_HELD", 1)
     monkeypatch.setattr(reading, "MOST_LEFT_ALONE", -1_000_000)
     one, other = Partition("a", 0), Partition("a", 1)
     run = [Message(one, at) for at in range(4)]
@@ -222,7 +100,7 @@ def test_what_comes_of_a_paused_partition_in_the_same_call_is_not_passed_over(
     log = Log(
         {one: range(5), other: range(5)},
         {one: 5, other: 5},
-        _Always(0),
+        Knowing(0),
         first=[*run, Message(other, 0), Message(one, 4), end],
     )
     reader = reader_of(log)
@@ -241,7 +119,7 @@ def test_an_epoch_that_is_broken_off_is_gone_on_with_by_ranges_of_any_length(
     reader = reader_of(log)
     at = dict.fromkeys(keys, 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "RECORDS_PER_PIECE", 7)
+        patch.setattr(fetched, "RECORDS_PER_PIECE", 7)
         patch.setattr(reading, "MOST_LEFT_ALONE", 20)
         for step, pieces in epochs:
             ranges = {
@@ -261,13 +139,13 @@ def test_an_epoch_that_is_broken_off_is_gone_on_with_by_ranges_of_any_length(
 def test_large_records_behind_a_range_pause_their_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reading, "MOST_HELD_BYTES", 3)
+    monkeypatch.setattr(fetched, "MOST_HELD_BYTES", 3)
     monkeypatch.setattr(reading, "MOST_LEFT_ALONE", -1_000_000)
     one, other = Partition("a", 0), Partition("a", 1)
     log = Log(
         {one: range(9), other: range(9)},
         {one: 9, other: 9},
-        _Always(0),
+        Knowing(0),
         first=[Message(one, at) for at in range(6)],
     )
     reader = reader_of(log)
@@ -283,7 +161,7 @@ def test_only_what_is_far_from_its_end_is_fetched_between_epochs(
 ) -> None:
     monkeypatch.setattr(reading, "MOST_LEFT_ALONE", 10)
     far, near = Partition("a", 0), Partition("a", 1)
-    log = Log({far: range(50), near: range(50)}, {far: 50, near: 50}, _Always(0))
+    log = Log({far: range(50), near: range(50)}, {far: 50, near: 50}, Knowing(0))
     reader = reader_of(log)
     ranges = {far: Range(30, 40), near: Range(31, 41)}
     assert read(reader, ranges, []) == {far: [*range(30, 40)], near: [*range(31, 41)]}
@@ -317,11 +195,11 @@ class _LateLog(Log):
 def test_a_partition_that_waits_for_its_turn_is_not_read_far_behind_its_range(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reading, "MOST_HELD", 10)
+    monkeypatch.setattr(fetched, "MOST_HELD", 10)
     monkeypatch.setattr(reading, "MOST_LEFT_ALONE", -1_000_000)
     late, other = Partition("a", 0), Partition("a", 1)
     log = _LateLog(
-        {late: range(5), other: range(5_000)}, {late: 5, other: 5_000}, _Always(0)
+        {late: range(5), other: range(5_000)}, {late: 5, other: 5_000}, Knowing(0)
     )
     log.late = late
     reader = reader_of(log)
@@ -352,7 +230,7 @@ def test_an_answer_that_is_under_way_is_not_asked_for_anew(
 ) -> None:
     monkeypatch.setattr(reading, "_STALLED_SECONDS", 0.0)
     one = Partition("a", 0)
-    log = _SlowLog({one: range(9)}, {one: 9}, _Always(0))
+    log = _SlowLog({one: range(9)}, {one: 9}, Knowing(0))
     reader = reader_of(log)
     looked: list[bool] = []
     ranges = {one: Range(0, 9)}
@@ -391,7 +269,7 @@ def test_partitions_do_not_wait_for_one_whose_leader_is_gone_once_the_epoch_is_l
     None
 ):
     gone, other = Partition("a", 0), Partition("a", 1)
-    log = _LateLog({gone: range(5), other: range(9)}, {gone: 5, other: 9}, _Always(0))
+    log = _LateLog({gone: range(5), other: range(9)}, {gone: 5, other: 9}, Knowing(0))
     log.late = gone
     reader = reader_of(log)
     ranges = {gone: Range(0, 5), other: Range(0, 9)}
@@ -409,7 +287,7 @@ def test_where_nothing_more_comes_what_has_come_ends_the_epoch(
 ) -> None:
     monkeypatch.setattr(reading, "_PATIENCE_SECONDS", 0.2)
     gone, other = Partition("a", 0), Partition("a", 1)
-    log = _LateLog({gone: range(5), other: range(9)}, {gone: 5, other: 9}, _Always(0))
+    log = _LateLog({gone: range(5), other: range(9)}, {gone: 5, other: 9}, Knowing(0))
     log.late, log.late_calls = gone, 1_000_000_000
     reader = reader_of(log)
     ranges = {gone: Range(0, 5), other: Range(0, 9)}
@@ -422,6 +300,6 @@ def test_where_nothing_more_comes_what_has_come_ends_the_epoch(
 def test_a_partition_that_a_broker_does_not_know_yet_is_tried_again() -> None:
     one = Partition("a", 0)
     unknown = Message(one, -1001, Error("_UNKNOWN_PARTITION"))
-    log = Log({one: range(5)}, {one: 5}, _Always(0), first=[unknown])
+    log = Log({one: range(5)}, {one: 5}, Knowing(0), first=[unknown])
     with pytest.raises(ExternalError, match="a/0 cannot be read"):
         read(reader_of(log), {one: Range(0, 5)}, [])

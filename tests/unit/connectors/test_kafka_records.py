@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 import penstock as pen
+from penstock.connectors.kafka.fetched import Range
 from penstock.connectors.kafka.positions import Held, Partition, PartitionOffset
-from penstock.connectors.kafka.reading import Range
 from penstock.connectors.kafka.records import Chunk, Piece
 from penstock.connectors.kafka.source import KafkaSource
 from penstock.errors import UserError

@@ -1,7 +1,7 @@
 """The Kafka source: every partition is a split; the driver plans ranges of offsets of them.
 
 How it works: before each epoch the driver asks the cluster how far each partition can be read
-(`topics`), and plans what the epoch reads of each (`positions`). A subtask reads these ranges
+(`finding`), and plans what the epoch reads of each (`positions`). A subtask reads these ranges
 (`reading`) and makes rows of the records (`records`). Positions are in the state alone. In an
 epoch that reads anything all partitions are planned, also those without rows, and with equal
 weights, so each stays with its subtask as long as parallelism and partitions do.
@@ -22,17 +22,16 @@ from penstock.connectors.formats.record_format import RecordFormat
 from penstock.connectors.formats.registry import record_format
 from penstock.connectors.history.handover import Handover
 from penstock.connectors.kafka.client import KafkaClients
+from penstock.connectors.kafka.fetched import Range
+from penstock.connectors.kafka.finding import PartitionFinder
 from penstock.connectors.kafka.positions import (
     BEGIN_ANEW,
-    Held,
     Loss,
     Partition,
     PartitionOffset,
     Selection,
     Start,
-    check_decided,
     check_not_shrunk,
-    check_point,
     check_same_topics,
     find_losses,
     lag_of,
@@ -40,7 +39,7 @@ from penstock.connectors.kafka.positions import (
     start_after,
     stop_of,
 )
-from penstock.connectors.kafka.reading import PartitionReader, Range
+from penstock.connectors.kafka.reading import PartitionReader
 from penstock.connectors.kafka.records import (
     BAD_RECORDS,
     Piece,
@@ -50,7 +49,7 @@ from penstock.connectors.kafka.records import (
     refuse_bad,
     to_rows,
 )
-from penstock.connectors.kafka.topics import Topic, Topics
+from penstock.connectors.kafka.topics import Topics
 from penstock.core.clock import DurationLike
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserError
@@ -133,13 +132,14 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
             config.metadata, self._format, diverts_bad=config.diverts_bad
         )
         self._reader = PartitionReader(config.clients, kinds)
-        self._names: tuple[str, ...] | None = None
-        self._listed_at_micros = 0
-        self._starts: dict[str, PartitionOffset] = {}
-        """Where partitions begin that were found and of which no epoch has counted yet."""
-        self._has_begun = False
-        """Whether partitions that are found are new ones, which begin at their first offset."""
-        self._start = config.start
+        self._finder = PartitionFinder(
+            self._topics,
+            config.selection,
+            config.start,
+            ends_at_latest=config.ends_at_latest,
+            discover_micros=config.discover_micros,
+            continues_after_loss=config.continues_after_loss,
+        )
         self._warned: set[str] = set()
         self._written: Mapping[str, int] = {}
 
@@ -154,9 +154,7 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
 
     def begin_at(self, handover: Handover) -> None:
         """Begin behind history: `LiveSource` has the contract."""
-        start = start_after(handover, self.config.metadata.get("timestamp"))
-        if start != self._start:
-            self._start, self._starts, self._has_begun = start, {}, False
+        self._finder.begin_at(start_after(handover, self.config.metadata.get("timestamp")))
 
     @override
     def check_splits(self, known: Mapping[str, SplitState]) -> None:
@@ -164,7 +162,7 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
         check_same_topics(known, self.config.selection)
         if known and have_ended(known, is_complete=self.config.ends_at_latest):
             return
-        offsets, held = self._look(known, 0)
+        offsets, held = self._finder.look(known, 0)
         self._allow(find_losses(offsets, held))
 
     @override
@@ -172,7 +170,7 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
         """Plan all partitions, each as far as the budget goes; none if there is nothing to do."""
-        offsets, held = self._look(known, now_micros)
+        offsets, held = self._finder.look(known, now_micros)
         self._warn_of_compaction(offsets)
         for loss in self._allow(find_losses(offsets, held)):
             offsets[loss.split] = offsets[loss.split].without(loss)
@@ -290,91 +288,6 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
         """Close the connections."""
         self._reader.close()
         self._topics.close()
-
-    def _look(
-        self, known: Mapping[str, SplitState], now_micros: int
-    ) -> tuple[dict[str, PartitionOffset], dict[str, Held]]:
-        """Return the positions of all partitions that have not ended, and what is held of them."""
-        stored = {name: PartitionOffset(*state.offset) for name, state in known.items()}
-        open_ = {name: each for name, each in stored.items() if not known[name].ended}
-        found = self._topics.check_ids(open_)
-        fresh: list[Partition] = []
-        if not (self.config.ends_at_latest and known):
-            found |= self._find_new(found, now_micros)
-            fresh = [
-                partition
-                for topic in found.values()
-                for partition in (Partition(topic.name, each) for each in topic.partitions)
-                if partition.split not in stored
-            ]
-        if self.config.ends_at_latest and not (known or fresh):
-            raise UserError(
-                f"{self.config.selection} matches no topic at {self.config.servers}, so there is "
-                "nothing to read: correct it, or leave end= out to wait for topics",
-                code=ErrorCode.INVALID_CONFIG,
-            )
-        asked = [*map(Partition.of_split, open_), *fresh]
-        with self._topics.telling_of_deletion(open_):
-            held = self._topics.held(asked)
-        open_ |= self._begin(fresh, found, held, is_first=not (known or self._has_begun))
-        self._has_begun = True
-        return open_, held
-
-    def _find_new(self, found: Mapping[str, Topic], now_micros: int) -> dict[str, Topic]:
-        """Return the topics that are read besides those in `found`."""
-        selection = self.config.selection
-        since = now_micros - self._listed_at_micros
-        if self._names is None or not 0 <= since < self.config.discover_micros:
-            self._names = self._topics.find(selection)
-            self._listed_at_micros = now_micros
-        asked = [name for name in self._names if name not in found]
-        more = self._topics.describe(asked)
-        if selection.pattern is None:
-            for name in asked:
-                if name not in more:
-                    raise self._topics.missing(name)
-        return more
-
-    def _begin(
-        self,
-        fresh: list[Partition],
-        topics: Mapping[str, Topic],
-        held: Mapping[str, Held],
-        *,
-        is_first: bool,
-    ) -> dict[str, PartitionOffset]:
-        """Return where partitions begin. What was decided once in this run stays so."""
-        wanted = [each for each in fresh if each.split not in self._starts]
-        starts = {each.split: held[each.split].first for each in wanted}
-        if is_first and wanted:
-            starts = self._topics.starts(self._start, wanted, held)
-            check_decided(self._start, starts, held)
-            if self._start is not self.config.start:
-                self._check_point(starts, held)
-            if self._start.reads_all:
-                starts = {split: held[split].first for split in starts}
-        for each in wanted:
-            end = held[each.split].end if self.config.ends_at_latest else None
-            at = starts[each.split]
-            if not 0 <= at <= held[each.split].end:
-                raise UserError(
-                    f"start= says offset {at} for {each.split}, which ends at "
-                    f"{held[each.split].end}: give one that is there, or 'latest'",
-                    code=ErrorCode.INVALID_CONFIG,
-                    split=each.split,
-                )
-            topic_id = topics[each.topic].topic_id
-            self._starts[each.split] = PartitionOffset(topic_id, at, end=end)
-        return {each.split: self._starts[each.split] for each in fresh}
-
-    def _check_point(self, starts: Mapping[str, int], held: Mapping[str, Held]) -> None:
-        """Refuse a hand-over point that is not held, unless the user accepts the loss."""
-        try:
-            check_point(self._start, starts, held)
-        except UserError as error:
-            if error.code != ErrorCode.INPUT_LOST or not self.config.continues_after_loss:
-                raise
-            _log.warning("%s. The job goes on with what is left", error.message)
 
     def _allow(self, losses: tuple[Loss, ...]) -> tuple[Loss, ...]:
         """Return losses that the user accepts; refuse them otherwise."""

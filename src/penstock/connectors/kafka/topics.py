@@ -68,6 +68,11 @@ class Topics:
         self._reports = Reports()
         self._writing: list[Future[Any]] = []
 
+    @property
+    def servers(self) -> str:
+        """The address of the cluster, as the user gave it."""
+        return self._clients.servers
+
     def close(self) -> None:
         """Drop the connection; what is being written to a group gets a moment."""
         wait(self._writing, _CLOSING_SECONDS)
