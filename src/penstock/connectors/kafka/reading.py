@@ -9,8 +9,18 @@ round trip and what was fetched ahead. Where there are few, nothing is fetched b
 A range is done when a record at or behind its end has come, or when the consumer says that it
 is at the end of the partition and that is at or behind the end of the range. The offsets in
 between may have no record: markers of transactions, aborted and compacted records.
+
+*Silence* is measured by what is awaited. Records behind a range, and of partitions that only
+stay assigned, are no sign that those are coming which the epoch reads:
+
+    nothing awaited for 3 s     it is looked whether the topics are still there
+    for 12 s                    the partitions are placed anew
+    for 25 s                    the epoch ends with what has come, and fails if that is nothing
+    a partition is mute         it is given up, so that the next epoch places it anew; and if it
+                                is mute again, that opens another consumer
 """
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,10 +46,11 @@ _ANEW_SECONDS = 12.0
 """How long nothing may come before the brokers are asked anew. What is under way is dropped
 then, so a slow line must have brought it by now: see `fetch.max.bytes`."""
 _PATIENCE_SECONDS = 25.0
-"""How long nothing may come before the epoch fails, to be tried again."""
+"""How long nothing may come before the epoch ends, or fails if nothing came at all."""
 _partition_of, _topic_of = map(methodcaller, ("partition", "topic"))
 _UNKNOWN = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION")
 _GONE = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE")
+_log = logging.getLogger(__name__)
 
 _OPTIONS = {
     "enable_partition_eof": True,
@@ -78,6 +89,8 @@ class PartitionReader:
         self._consumer: Any = None
         self._fetches: dict[Partition, Fetch] = {}
         self._reports = Reports()
+        self._mute: set[Partition] = set()
+        """Partitions that gave nothing in the last epoch that awaited any of them."""
 
     def read(
         self,
@@ -93,7 +106,8 @@ class PartitionReader:
         `kept` are partitions without rows in this epoch that stay assigned. `on_gone` is
         called with a partition and the offset that the brokers do not hold; it returns the
         one to go on at, or raises. `on_stall` is called when nothing comes; it may raise.
-        Once `is_late` says so, what has come of each partition is all there is.
+        Once `is_late` says so, what has come of each partition is all there is. So it is after
+        a long silence; a warning names the partitions that are mute.
         """
         try:
             self._assign(ranges, kept)
@@ -120,25 +134,20 @@ class PartitionReader:
     ) -> Iterator[Piece]:
         quiet_since = looked_at = asked_at = time.monotonic()
         has_given = is_silent = False
+        awaited = self._count_awaited(pending)
         while True:
             late = is_silent or is_late()
             for piece in self._hand_out(pending, late=late):
                 has_given = True
                 yield piece
-            if not pending:
-                self._rest()
-                return
             # As long as nothing came at all, there is nothing to go on from: it is waited for
             # until that counts as a failure.
-            if late and has_given:
+            if not pending or (late and has_given):
+                self._rest(pending)
+                self._leave(pending, is_silent=is_silent)
                 return
             if is_silent:
                 raise self._silent(pending)
-            awaited = sum(
-                # One that waits for its turn may be ahead.
-                max(0, each.end - self._fetches[partition].fetched)
-                for partition, each in pending.items()
-            )
             self._place(
                 {
                     partition: replace(self._fetches[partition])
@@ -152,11 +161,12 @@ class PartitionReader:
             if messages:
                 self._reports.note_answer()
             now = time.monotonic()
-            helps = self._sort(messages, on_gone, on_stall)
+            self._sort(messages, pending, on_gone, on_stall)
             # Python would look for garbage among these and the next ones, which takes a tenth
             # of the time: it does once there are 700 objects more than before.
             del messages
-            if helps:
+            before, awaited = awaited, self._count_awaited(pending)
+            if awaited < before:
                 quiet_since = looked_at = asked_at = now
             elif now - quiet_since >= _PATIENCE_SECONDS:
                 is_silent = True
@@ -166,6 +176,14 @@ class PartitionReader:
             elif now - looked_at >= _STALLED_SECONDS:
                 looked_at = now
                 on_stall()
+
+    def _count_awaited(self, pending: Mapping[Partition, Range]) -> int:
+        """Return how many offsets of the ranges are neither here nor passed over."""
+        return sum(
+            # One that waits for its turn may be ahead.
+            max(0, each.end - self._fetches[partition].fetched)
+            for partition, each in pending.items()
+        )
 
     def _hand_out(self, pending: dict[Partition, Range], *, late: bool) -> Iterator[Piece]:
         """Yield what there is, and take partitions from `pending` that are done.
@@ -182,6 +200,7 @@ class PartitionReader:
             if is_done:
                 del pending[partition]
             if is_done or fetch.handed > before:
+                self._mute.discard(partition)
                 yield Piece(partition, chunks, fetch.handed)
             if not is_done and not late:
                 return
@@ -189,16 +208,16 @@ class PartitionReader:
     def _sort(
         self,
         messages: list[Any],
+        pending: Collection[Partition],
         on_gone: Callable[[Partition, int], int],
         on_stall: Callable[[], None],
-    ) -> bool:
-        """Take messages, by partition, and what they tell; return whether any helps."""
+    ) -> None:
+        """Take messages, by partition, and what they tell."""
         failed: list[Any] = []
         # The methods of the class: a fourth of what it takes to call them by name.
         if messages and any(map(type(messages[0]).error, messages)):
             failed = [message for message in messages if message.error() is not None]
             messages = [message for message in messages if message.error() is None]
-        helps = bool(messages)
         for partition, run in self._by_partition(messages):
             fetch = self._fetches.get(partition)
             # What was fetched before a partition was given up may still come.
@@ -206,11 +225,9 @@ class PartitionReader:
                 continue
             fetch.add(run, self._kinds)
             if fetch.holds_much:
-                self._consumer.pause([_to_client(partition)])
-                fetch.is_paused = True
+                self._pause(partition)
         for partition, told in groupby(failed, _full_name_of):
-            helps |= self._handle(partition, list(told), on_gone, on_stall)
-        return helps
+            self._handle(partition, list(told), pending, on_gone, on_stall)
 
     def _by_partition(
         self, messages: list[Any]
@@ -232,30 +249,35 @@ class PartitionReader:
         self,
         partition: Partition,
         failed: Sequence[Any],
+        pending: Collection[Partition],
         on_gone: Callable[[Partition, int], int],
         on_stall: Callable[[], None],
-    ) -> bool:
-        """Note the end of a partition, and deal with its errors; return whether that helps."""
+    ) -> None:
+        """Note the end of a partition, and deal with its errors."""
         fetch = self._fetches.get(partition)
         # Of a partition that is paused messages were dropped: its end tells nothing.
         if fetch is None or fetch.is_paused:
-            return False
-        before = fetch.fetched
+            return
         for message in failed:
             error = message.error()
             if error.name() == "_PARTITION_EOF":
                 fetch.fetched = max(fetch.fetched, message.offset())
             elif error.name() in _GONE:
-                there = on_gone(partition, fetch.fetched)
-                self._place({partition: replace(fetch, fetched=there)})
-                return there > before  # what follows was told of before
+                if partition in pending and fetch.fetched < fetch.end:
+                    # Behind the end nothing is passed over: whether that is gone, too, is asked
+                    # when it is planned, and another leader may hold it then.
+                    fetch.fetched = min(on_gone(partition, fetch.fetched), fetch.end)
+                if partition in pending and fetch.fetched < fetch.end:
+                    self._place({partition: replace(fetch)})
+                else:
+                    self._pause(partition)
+                return  # what follows was told of before
             else:
                 on_stall()  # tells if the topic is another one
                 from confluent_kafka import KafkaException
 
                 failure = KafkaException(error)
                 raise _failure_of(partition, failure) from failure
-        return fetch.fetched > before
 
     def _assign(self, ranges: Mapping[Partition, Range], kept: Sequence[Partition]) -> None:
         """Have the consumer read what is wanted, from where it is wanted, and nothing else."""
@@ -263,6 +285,7 @@ class PartitionReader:
             self._reports = Reports()
             self._consumer = self._clients.consumer(self._reports, _TUNED, **_OPTIONS)
         self._give_up(self._fetches.keys() - ranges.keys() - set(kept))
+        self._mute &= ranges.keys() | set(kept)
         anew: dict[Partition, Fetch] = {}
         for partition, wanted in ranges.items():
             known = self._fetches.get(partition)
@@ -272,8 +295,8 @@ class PartitionReader:
                 known.begin(wanted.end)
         self._place(anew)
 
-    def _rest(self) -> None:
-        """Stop fetching ahead where little is there to fetch.
+    def _rest(self, pending: Collection[Partition]) -> None:
+        """Stop fetching ahead where little is there to fetch, and nothing of this epoch is left.
 
         A consumer at the end of a partition would ask again for each record that comes, a
         thousand times a second, for as long as the next epoch is not there. And that may be
@@ -281,11 +304,38 @@ class PartitionReader:
         """
         few = []
         for partition, fetch in self._fetches.items():
+            if partition in pending:
+                continue
             # What the last fetch told: -1001 if there was none.
             known = self._consumer.get_watermark_offsets(_to_client(partition), cached=True)
             if known is None or known[1] - fetch.handed < MOST_LEFT_ALONE:
                 few.append(partition)
         self._give_up(few)
+
+    def _leave(self, pending: Mapping[Partition, Range], *, is_silent: bool) -> None:
+        """Have the next epoch ask anew for partitions that gave nothing, and say which.
+
+        A late epoch may leave partitions behind that are only slow: what is under way of them
+        stays so.
+        """
+        mute = {
+            partition
+            for partition, each in pending.items()
+            if is_silent or self._fetches[partition].handed == each.start
+        }
+        news = mute - self._mute
+        if news:
+            _log.warning(
+                "nothing comes of %s: the epoch ends without it. It is asked for again in every "
+                "epoch, and event time waits for it. Can this machine reach its leader?%s",
+                _name(news),
+                self._reports,
+            )
+        if mute & self._mute:
+            self.close()
+        else:
+            self._give_up(mute)
+        self._mute |= mute
 
     def _place(self, fetches: Mapping[Partition, Fetch]) -> None:
         """Have partitions fetched from where it is said; what was fetched ahead is dropped."""
@@ -298,6 +348,11 @@ class PartitionReader:
         for partition, fetch in fetches.items():
             fetch.is_paused = False
             self._fetches[partition] = fetch
+
+    def _pause(self, partition: Partition) -> None:
+        """Have nothing more come of a partition before an epoch awaits it."""
+        self._consumer.pause([_to_client(partition)])
+        self._fetches[partition].is_paused = True
 
     def _give_up(self, partitions: Collection[Partition]) -> None:
         if not partitions:
@@ -317,6 +372,12 @@ class PartitionReader:
         )
         doing = f"{first.split} cannot be read at {self._clients.servers}"
         return to_error(silence, doing, self._reports)
+
+
+def _name(partitions: Collection[Partition]) -> str:
+    """Return the names of partitions, of many only the first."""
+    names = [each.split for each in sorted(partitions)]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _failure_of(partition: Partition, failure: Exception) -> PenstockError:

@@ -260,15 +260,14 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
         """Return where to go on behind offsets that vanished since they were planned."""
         held = self._topics.held([partition])
         check_not_shrunk({partition.split: offsets[partition]._replace(next=at)}, held)
-        first = held[partition.split].first
-        # A range that was read already loses nothing.
-        end = ranges[partition].end if partition in ranges else at
-        if at < min(first, end):
-            loss = Loss(partition.split, at, min(first, end))
+        # What is gone behind the range is found when it is planned.
+        stop = min(held[partition.split].first, ranges[partition].end)
+        if at < stop:
+            loss = Loss(partition.split, at, stop)
             self._allow((loss,))
             offset = offsets[partition]
             offsets[partition] = offset._replace(lost=offset.lost + loss.size)
-        return max(first, at)
+        return max(stop, at)
 
     def _check_ids(self, offsets: Mapping[Partition, PartitionOffset]) -> None:
         self._topics.check_ids({each.split: offset for each, offset in offsets.items()})
