@@ -272,7 +272,8 @@ class Registry:
             raise UserError(
                 f"operator kind {spec.kind!r} is unknown"
                 f"{did_you_mean(spec.kind, self.constructors)}. If a package provides it, "
-                "install it here and on every worker",
+                "install it here and on every worker, and start the job in a new process: "
+                "packages are looked for once",
                 code=ErrorCode.UNKNOWN_KIND,
                 kind=spec.kind,
             )

@@ -165,6 +165,8 @@ def test_an_unknown_kind_is_named_with_the_closest(registry: Registry) -> None:
     ) as caught:
         registry.construct(OperatorSpec("scael"))
     assert caught.value.code is ErrorCode.UNKNOWN_KIND
+    # What is installed while a process runs is not found by it.
+    assert caught.value.message.endswith("in a new process: packages are looked for once")
 
 
 def test_a_kind_cannot_be_taken_twice(registry: Registry) -> None:
