@@ -11,7 +11,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 import penstock as pen
 from penstock.api.in_process import run_in_process
-from penstock.connectors.kafka import reading
+from penstock.connectors.kafka import fetched, reading
 from penstock.core.clock import SystemClock
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime
@@ -389,7 +389,7 @@ def test_records_that_are_larger_than_thought_end_an_epoch_early(
     topic: TestTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "MESSAGES_PER_CALL", 2)
-    monkeypatch.setattr(reading, "BYTES_PER_PIECE", 100_000)
+    monkeypatch.setattr(fetched, "BYTES_PER_PIECE", 100_000)
     topic.produce([b'{"n": %d, "filler": "%b"}' % (n, b"x" * 40_000) for n in range(50)])
     budget = SourceBudget(size_bytes=100_000)
     with SourceHarness(spec(topic), budget=budget) as harness:
