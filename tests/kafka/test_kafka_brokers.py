@@ -111,6 +111,31 @@ def test_a_leader_that_moves_while_a_transaction_is_open_hides_and_shows_the_sam
         assert numbers(harness) == [*range(COUNT), 1000, 1001]
 
 
+def test_a_partition_that_no_broker_leads_waits_while_the_others_are_read(
+    kafka_cluster: KafkaCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = TestTopic.create(kafka_cluster.bootstrap, partitions=3, copies=1)
+    fill(topic, 0)
+    with SourceHarness(source(topic).source_spec(), parallelism=2) as harness:
+        wait_until(lambda: _is_read(harness, COUNT))
+        # It has the only copy.
+        kafka_cluster.kill_broker(leader_of(topic, 0))
+        for number in range(3):
+            rows = [b'{"n": %d}' % n for n in (1000 + number, 2000 + number)]
+            topic.produce(rows[:1], 1)
+            topic.produce(rows[1:], 2)
+            read(harness, 200)
+            waiting = [name for part in harness.assignments for name in part.waiting]
+            assert waiting == [f"{topic.name}/0"]
+            assert len(harness.rows()) == COUNT + 2 * (number + 1)
+        assert any("event time waits" in each for each in caplog.messages)
+        kafka_cluster.start_all()
+        topic.produce([b'{"n": 3000}'], 0)
+        wait_until(lambda: _is_read(harness, COUNT + 7))
+        late = [1000, 1001, 1002, 2000, 2001, 2002, 3000]
+        assert numbers(harness) == [*range(COUNT), *late]
+
+
 def _is_read(harness: SourceHarness, rows: int) -> bool:
     read(harness, 200)
     return len(harness.rows()) == rows

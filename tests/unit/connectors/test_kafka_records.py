@@ -26,17 +26,33 @@ def test_a_timestamp_that_no_column_holds_is_unknown() -> None:
 class _Held:
     """Topics of which all before an offset was removed."""
 
+    @property
+    def calls(self) -> "_Held":
+        return self
+
     def held(self, partitions: Sequence[Partition]) -> dict[str, Held]:
         return {each.split: Held(500, 900) for each in partitions}
 
 
-def test_a_range_that_was_read_loses_nothing_when_records_behind_it_are_removed() -> None:
-    spec = pen.kafka("a", servers="a:1", schema={"n": int})
+def test_what_is_gone_of_a_range_is_lost_up_to_its_end_and_what_is_behind_it_is_not() -> (
+    None
+):
+    spec = pen.kafka("a", servers="a:1", schema={"n": int}, on_lost="continue")
     source: Any = KafkaSource(spec.source_config())
     source._topics = _Held()
     one = Partition("a", 0)
     offsets = {one: PartitionOffset("id", 150)}
-    assert source._go_on(one, 150, {one: Range(0, 100)}, offsets) == 500
-    assert offsets[one].lost == 0
-    with pytest.raises(UserError, match="were removed"):
-        source._go_on(one, 150, {one: Range(0, 200)}, offsets)
+    # Whether the offsets from 200 on are gone as well is asked when they are planned.
+    assert source._go_on(one, 150, {one: Range(0, 200)}, offsets) == 200
+    assert offsets[one].lost == 50
+    assert source._go_on(one, 200, {one: Range(0, 700)}, offsets) == 500
+    assert offsets[one].lost == 350
+
+
+def test_what_is_gone_of_a_range_is_refused_unless_the_user_accepts_it() -> None:
+    spec = pen.kafka("a", servers="a:1", schema={"n": int})
+    source: Any = KafkaSource(spec.source_config())
+    source._topics = _Held()
+    one = Partition("a", 0)
+    with pytest.raises(UserError, match="offsets 150 to 199 of a/0 were removed"):
+        source._go_on(one, 150, {one: Range(0, 200)}, {one: PartitionOffset("id", 150)})

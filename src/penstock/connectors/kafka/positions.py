@@ -13,6 +13,9 @@ behind it is reached, not when a record of its last offset came.
 Budgets are shares: of one subtask's budget a record takes the larger of its share of rows and
 its share of bytes. The partitions of a subtask are filled evenly up to 1, as water fills a
 vessel: who has little gives what it leaves to the others.
+
+Where positions and what is `held` are given, a partition that does not answer has a position
+alone: nothing is planned, lost or compared of it.
 """
 
 import re
@@ -229,6 +232,7 @@ def find_losses(
     return tuple(
         Loss(split, offset.next, first if offset.end is None else min(first, offset.end))
         for split, offset in known.items()
+        if split in held
         for first in [held[split].first]
         if offset.next < first and (offset.end is None or offset.next < offset.end)
     )
@@ -239,7 +243,7 @@ def check_not_shrunk(
 ) -> None:
     """Refuse to go on where a partition ends before the position up to which it was read."""
     for split, offset in known.items():
-        if held[split].end < offset.next:
+        if split in held and held[split].end < offset.next:
             raise ExternalError(
                 f"{split} ends at offset {held[split].end}, and this job has read it up to "
                 f"{offset.next}. A new leader may still catch up, so this is tried again. If it "
@@ -267,7 +271,7 @@ def plan_ends(
         rests = {
             name: rest
             for name, offset in mine.items()
-            if (rest := stop_of(offset, held[name]) - offset.next) > 0
+            if name in held and (rest := stop_of(offset, held[name]) - offset.next) > 0
         }
         shares = {name: share_of_record(mine[name], mine, budget) for name in rests}
         demands = {name: rest * shares[name] for name, rest in rests.items()}
@@ -319,11 +323,14 @@ def lag_of(
 ) -> Lag:
     """Return how many rows an epoch leaves unread, and how old they may be.
 
-    Of partitions that were never read the age is not known: records have not been seen.
+    Of partitions that were never read the age is not known: records have not been seen. Nor is
+    it while one does not answer.
     """
     rows, ages = 0, [0]
-    is_known = True
+    is_known = known.keys() <= held.keys()
     for split, offset in known.items():
+        if split not in held:
+            continue
         left = stop_of(offset, held[split]) - ends.get(split, offset.next)
         if left > 0:
             rows += left

@@ -162,15 +162,19 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
         check_same_topics(known, self.config.selection)
         if known and have_ended(known, is_complete=self.config.ends_at_latest):
             return
-        offsets, held = self._finder.look(known, 0)
-        self._allow(find_losses(offsets, held))
+        found = self._finder.look(known, 0)
+        self._allow(find_losses(found.offsets, found.held))
 
     @override
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
-        """Plan all partitions, each as far as the budget goes; none if there is nothing to do."""
-        offsets, held = self._finder.look(known, now_micros)
+        """Plan all partitions, each as far as the budget goes; none if there is nothing to do.
+
+        Of a partition that does not answer nothing is read, and it is not idle.
+        """
+        found = self._finder.look(known, now_micros)
+        offsets, held = found.offsets, found.held
         self._warn_of_compaction(offsets)
         for loss in self._allow(find_losses(offsets, held)):
             offsets[loss.split] = offsets[loss.split].without(loss)
@@ -180,9 +184,11 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
             _plan_all(known, offsets, ends),
             is_complete=self.config.ends_at_latest,
             has_more=any(
-                stop_of(offset, held[split]) > ends.get(split, offset.next)
-                for split, offset in offsets.items()
+                stop_of(offsets[split], each) > ends.get(split, offsets[split].next)
+                for split, each in held.items()
             ),
+            waiting=found.waiting,
+            holds_watermark=found.has_unbegun,
             lag=lag_of(offsets, held, ends, now_micros),
         )
 
@@ -258,7 +264,7 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
         offsets: dict[Partition, PartitionOffset],
     ) -> int:
         """Return where to go on behind offsets that vanished since they were planned."""
-        held = self._topics.held([partition])
+        held = self._topics.calls.held([partition])
         check_not_shrunk({partition.split: offsets[partition]._replace(next=at)}, held)
         # What is gone behind the range is found when it is planned.
         stop = min(held[partition.split].first, ranges[partition].end)
@@ -286,6 +292,7 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
     def release(self) -> None:
         """Close the connections."""
         self._reader.close()
+        self._finder.release()
         self._topics.close()
 
     def _allow(self, losses: tuple[Loss, ...]) -> tuple[Loss, ...]:

@@ -1,7 +1,6 @@
 """What the driver asks a cluster about topics: which there are, their ids, ends and offsets.
 
-Every call is answered within `_SECONDS` or fails with an error that says what to do. Nothing is
-kept here but the connection: what is true of a topic may change between any two calls.
+Nothing is kept here but the connection: what is true of a topic may change between any two calls.
 """
 
 import logging
@@ -12,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.connectors.kafka.client import KafkaClients, Reports, to_error
+from penstock.connectors.kafka.client import KafkaClients, to_error
+from penstock.connectors.kafka.offset_calls import PAUSE_SECONDS, SECONDS, OffsetCalls
 from penstock.connectors.kafka.positions import (
     BEGIN_ANEW,
     Held,
@@ -23,30 +23,17 @@ from penstock.connectors.kafka.positions import (
 )
 from penstock.errors import (
     ErrorCode,
-    ExternalError,
     PenstockError,
     UserError,
     did_you_mean,
     naming_missing_extras,
 )
 
-_SECONDS = 10
-_SETTLING = (
-    "NOT_LEADER_FOR_PARTITION",
-    "LEADER_NOT_AVAILABLE",
-    "UNKNOWN_LEADER_EPOCH",
-    "FENCED_LEADER_EPOCH",
-    "OFFSET_NOT_AVAILABLE",
-    "UNKNOWN_TOPIC_OR_PART",
-)
-"""What brokers answer while a leader moves, or a topic that was just made becomes known to all."""
 _UNKNOWN = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC")
 """What brokers and the client say of a topic that there is not."""
-_SETTLING_SECONDS = 5.0
 _CLOSING_SECONDS = 2.0
 _DELETED_SECONDS = 2.0
 """For how long a topic must be unknown before it counts as deleted."""
-_PAUSE_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -63,21 +50,15 @@ class Topics:
     """The view of one cluster's topics. Connects when it is first asked."""
 
     def __init__(self, clients: KafkaClients) -> None:
-        self._clients = clients
-        self._opened: Any = None
-        self._reports = Reports()
+        self.calls = OffsetCalls(clients)
+        """The connection, which is also asked for offsets."""
         self._writing: list[Future[Any]] = []
-
-    @property
-    def servers(self) -> str:
-        """The address of the cluster, as the user gave it."""
-        return self._clients.servers
 
     def close(self) -> None:
         """Drop the connection; what is being written to a group gets a moment."""
         wait(self._writing, _CLOSING_SECONDS)
         self._writing = []
-        self._opened = None
+        self.calls.close()
 
     def find(self, selection: Selection) -> tuple[str, ...]:
         """Return the names of the topics that are read; for a pattern this lists all of them."""
@@ -93,13 +74,13 @@ class Topics:
         if not names:
             return {}
         doing = f"topics {', '.join(map(repr, names))} cannot be found"
-        futures = self._call(
-            doing, "describe_topics", TopicCollection(list(names)), request_timeout=_SECONDS
+        futures = self.calls.call(
+            doing, "describe_topics", TopicCollection(list(names)), request_timeout=SECONDS
         )
         found = {}
         for name, future in futures.items():
             try:
-                described = self._result(future, f"the topic {name!r} cannot be found")
+                described = self.calls.result(future, f"the topic {name!r} cannot be found")
             except UserError as error:
                 cause = error.__cause__
                 if isinstance(cause, KafkaException) and _is_unknown(cause):
@@ -116,7 +97,7 @@ class Topics:
         except PenstockError:
             close = ""
         return UserError(
-            f"there is no topic {name!r} at {self._clients.servers}: create it, or correct its "
+            f"there is no topic {name!r} at {self.calls.servers}: create it, or correct its "
             f"name{close}",
             code=ErrorCode.INVALID_CONFIG,
             topic=name,
@@ -129,7 +110,7 @@ class Topics:
         # A broker may not have heard yet of a topic that was just made.
         deadline = time.monotonic() + _DELETED_SECONDS
         while found.keys() != ids.keys() and time.monotonic() < deadline:
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS)
             found = self.describe(ids)
         for name, before in ids.items():
             if name not in found:
@@ -163,23 +144,6 @@ class Topics:
                 self.check_ids(known)
             raise
 
-    def held(self, partitions: Collection[Partition]) -> dict[str, Held]:
-        """Return the first and the last stable offset of each partition."""
-        deadline = time.monotonic() + _SETTLING_SECONDS
-        while True:
-            ends = self._ask_offsets(partitions, "latest")
-            firsts = self._ask_offsets(partitions, "earliest")
-            try:
-                return {
-                    each.split: Held(self._offset(firsts, each), self._offset(ends, each))
-                    for each in partitions
-                }
-            except PenstockError as error:
-                is_passing = error.context.get("kafka_error") in _SETTLING
-                if not is_passing or time.monotonic() >= deadline:
-                    raise
-                time.sleep(_PAUSE_SECONDS)
-
     def starts(
         self, start: Start, partitions: Collection[Partition], held: Mapping[str, Held]
     ) -> dict[str, int]:
@@ -210,9 +174,11 @@ class Topics:
         found = []
         doing = "settings of topics cannot be read"
         try:
-            futures = self._call(doing, "describe_configs", asked, request_timeout=_SECONDS)
+            futures = self.calls.call(
+                doing, "describe_configs", asked, request_timeout=SECONDS
+            )
             for resource, future in futures.items():
-                policy = self._result(future, doing).get("cleanup.policy")
+                policy = self.calls.result(future, doing).get("cleanup.policy")
                 if policy is not None and "compact" in str(policy.value):
                     found.append(str(resource.name))
         except PenstockError as error:
@@ -232,8 +198,8 @@ class Topics:
         doing = f"offsets of the group {group!r} could not be written"
         request = [ConsumerGroupTopicPartitions(group, rows)]
         try:
-            futures = self._call(
-                doing, "alter_consumer_group_offsets", request, request_timeout=_SECONDS
+            futures = self.calls.call(
+                doing, "alter_consumer_group_offsets", request, request_timeout=SECONDS
             )
         except PenstockError as error:
             _warn_of_failure(error, on_failure)
@@ -245,8 +211,8 @@ class Topics:
     def _at_time(
         self, partitions: Collection[Partition], held: Mapping[str, Held], millis: int
     ) -> dict[str, int]:
-        futures = self._ask_offsets(partitions, "for_timestamp", millis)
-        found = {each: self._offset(futures, each) for each in partitions}
+        futures = self.calls.ask_offsets(partitions, "for_timestamp", millis)
+        found = {each: self.calls.offset(futures, each) for each in partitions}
         # A partition without such a record begins with the next one that comes.
         return {
             each.split: held[each.split].end if offset < 0 else offset
@@ -259,13 +225,13 @@ class Topics:
         from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 
         doing = f"the committed offsets of the group {group!r} cannot be read"
-        futures = self._call(
+        futures = self.calls.call(
             doing,
             "list_consumer_group_offsets",
             [ConsumerGroupTopicPartitions(group)],
-            request_timeout=_SECONDS,
+            request_timeout=SECONDS,
         )
-        answer = self._result(futures[group], doing)
+        answer = self.calls.result(futures[group], doing)
         for each in answer.topic_partitions:
             if each.error is not None:
                 # Taken for none, the partition would be read from its beginning.
@@ -288,75 +254,8 @@ class Topics:
         }
 
     def _list(self) -> list[str]:
-        listed = self._call("topics cannot be listed", "list_topics", timeout=_SECONDS)
+        listed = self.calls.call("topics cannot be listed", "list_topics", timeout=SECONDS)
         return list(listed.topics)
-
-    def _ask_offsets(
-        self, partitions: Collection[Partition], which: str, *args: int
-    ) -> dict[Partition, "Future[Any]"]:
-        """Ask for one offset of each partition, as Kafka's `OffsetSpec` names it."""
-        from confluent_kafka import IsolationLevel, TopicPartition, admin
-
-        if not partitions:
-            return {}
-        kind: Any = admin.OffsetSpec  # type: ignore[attr-defined]  # it is public
-        spec = getattr(kind, which)(*args)
-        futures = self._call(
-            "offsets cannot be read",
-            "list_offsets",
-            {TopicPartition(*each): spec for each in partitions},
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=_SECONDS,
-        )
-        return {Partition(each.topic, each.partition): futures[each] for each in futures}
-
-    def _offset(self, futures: Mapping[Partition, "Future[Any]"], each: Partition) -> int:
-        """Return an offset; -1 if there is no record that was asked for."""
-        doing = f"the offsets of {each.split} cannot be read"
-        offset = int(self._result(futures[each], doing).offset)
-        if offset < -1:
-            # The client answers so, without an error, for partitions that nobody leads.
-            raise ExternalError(
-                f"{doing} at {self._clients.servers}: no broker leads the partition",
-                kafka_error="LEADER_NOT_AVAILABLE",
-            )
-        return offset
-
-    def _call(self, doing: str, method: str, /, *args: Any, **options: Any) -> Any:
-        from confluent_kafka import KafkaException
-
-        if self._opened is None:
-            self._opened = self._clients.admin(self._reports)
-        self._opened.poll(0)  # reports and logs would pile up otherwise
-        try:
-            return getattr(self._opened, method)(*args, **options)
-        except KafkaException as error:
-            raise self._failure(error, doing) from error
-
-    def _result(self, future: "Future[Any]", doing: str) -> Any:
-        """Wait for an answer, but no longer than until it is told that none will come."""
-        from confluent_kafka import KafkaException
-
-        deadline = time.monotonic() + _SECONDS + 5
-        while True:
-            try:
-                answer = future.result(_PAUSE_SECONDS)
-            except TimeoutError as error:
-                self._opened.poll(0)
-                is_refused = self._reports.find_refusal() is not None
-                if is_refused or time.monotonic() >= deadline:
-                    raise self._failure(error, doing) from error
-            except KafkaException as error:
-                if _is_answer(error):
-                    self._reports.note_answer()
-                raise self._failure(error, doing) from error
-            else:
-                self._reports.note_answer()
-                return answer
-
-    def _failure(self, error: Exception, doing: str) -> PenstockError:
-        self._opened.poll(0)  # has the client make its reports
-        return to_error(error, f"{doing} at {self._clients.servers}", self._reports)
 
 
 def _given(start: Start, partitions: Collection[Partition]) -> dict[str, int]:
@@ -373,12 +272,6 @@ def _given(start: Start, partitions: Collection[Partition]) -> dict[str, int]:
             code=ErrorCode.INVALID_CONFIG,
         )
     return dict(start.offsets)
-
-
-def _is_answer(error: Exception) -> bool:
-    """Tell whether an error came from a broker: the client's own begin with an underscore."""
-    reason = error.args[0] if error.args else None
-    return reason is not None and not reason.name().startswith("_")
 
 
 def _is_unknown(error: Exception) -> bool:
