@@ -24,6 +24,7 @@ from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import JobStatus, StopMode
 from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
+from penstock.runtime.driver.listening import StatusFunction
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.task.task import Worker
 from penstock.state.files.cache import FileCache
@@ -149,6 +150,6 @@ def _run(
                 budget=SourceBudget(rows=ROWS_PER_EPOCH // subtasks), adapts_budget=False
             ),
         )
-        watch.driver = JobDriver(environment, on_status=watch)
+        watch.driver = JobDriver(environment, listeners=[StatusFunction(watch)])
         watch.driver.run()
     return watch

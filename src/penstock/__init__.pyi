@@ -93,6 +93,7 @@ from .runtime.driver.decide import JobPhase as JobPhase
 from .runtime.driver.decide import JobStatus as JobStatus
 from .runtime.driver.decide import StopMode as StopMode
 from .runtime.driver.fitness import StartCheck as StartCheck
+from .runtime.driver.listening import JobListener as JobListener
 from .runtime.driver.policies import restarts as restarts
 from .runtime.driver.policies import retention as retention
 from .runtime.driver.policies import trigger as trigger
@@ -118,6 +119,7 @@ __all__ = [
     "CommittedFile",
     "Decoded",
     "ExternalError",
+    "JobListener",
     "JobPhase",
     "JobStatus",
     "KeyedStream",

@@ -42,7 +42,8 @@ from penstock.core.clock import Clock, DurationLike, SystemClock, to_micros
 from penstock.core.figures import show_bytes, show_elapsed, show_instant, show_seconds
 from penstock.core.spellings import renamed
 from penstock.errors import InternalError, PenstockError
-from penstock.runtime.driver.decide import EpochProgress, JobPhase, JobStatus
+from penstock.runtime.driver.decide import JobPhase, JobStatus
+from penstock.runtime.driver.progress import EpochProgress
 
 
 @dataclass(slots=True)

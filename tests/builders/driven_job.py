@@ -14,6 +14,7 @@ from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import JobPhase, JobStatus
 from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment, ManualPacer
+from penstock.runtime.driver.listening import StatusFunction
 from penstock.runtime.driver.policies import RestartPolicy
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import InProcessExecutor
@@ -117,7 +118,9 @@ class DrivenJob:
             if on_status is not None and drivers:
                 on_status(drivers[0], status)
 
-        driver = JobDriver(self.environment(store), pacer=self.pacer, on_status=note)
+        driver = JobDriver(
+            self.environment(store), pacer=self.pacer, listeners=[StatusFunction(note)]
+        )
         drivers.append(driver)
         return driver
 

@@ -13,6 +13,7 @@ from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import JobPhase, JobStatus, StopMode
 from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment, ManualPacer
+from penstock.runtime.driver.listening import StatusFunction
 from penstock.runtime.driver.policies import RestartPolicy
 from penstock.runtime.in_process import Chaos, InProcessExecutor
 from penstock.runtime.task.task import Worker
@@ -91,7 +92,8 @@ class PipelineJob:
             self.clock,
             self.settings,
         )
-        return JobDriver(environment, pacer=ManualPacer(self.clock), on_status=on_status)
+        heard = [] if on_status is None else [StatusFunction(on_status)]
+        return JobDriver(environment, pacer=ManualPacer(self.clock), listeners=heard)
 
     def checkpoints(self) -> JobCheckpoints:
         job = self.shape.graph(self.book_name).job

@@ -18,9 +18,10 @@ from penstock.core.clock import ManualClock, SystemClock, new_token
 from penstock.core.settings import CompactionSettings
 from penstock.operators import Registry
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver.decide import EpochProgress
 from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment, ManualPacer
+from penstock.runtime.driver.listening import StatusFunction
+from penstock.runtime.driver.progress import EpochProgress
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.executor import Executor
 from penstock.runtime.task.task import Worker
@@ -175,7 +176,7 @@ class CheckedJob:
                 driver.request_stop(pen.StopMode.CHECKPOINT)
 
         pacer = None if self._clock is None else ManualPacer(self._clock)
-        driver = JobDriver(environment, pacer=pacer, on_status=watch)
+        driver = JobDriver(environment, pacer=pacer, listeners=[StatusFunction(watch)])
         return DriverRun(driver.run(), tuple(epochs.values()))
 
     def die(self, fault: Fault, *, parallelism: int) -> None:

@@ -29,7 +29,8 @@ DIES = """
 import time
 from dataclasses import replace
 from examples.demo.run_job import SuddenDeath
-from penstock.runtime.driver.decide import EpochProgress, JobPhase, JobStatus
+from penstock.runtime.driver.decide import JobPhase, JobStatus
+from penstock.runtime.driver.progress import EpochProgress
 status = JobStatus("job", JobPhase.RUNNING, last=EpochProgress(1, True, 0, 1_000, 9, 0, 0, 0))
 death = SuddenDeath(10, lambda status: print(status.rows_read, flush=True))
 death(status)

@@ -27,6 +27,7 @@ from penstock.operators.user_functions import pickle_function
 from penstock.runtime.driver.decide import JobStatus
 from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.environment import JobEnvironment
+from penstock.runtime.driver.listening import StatusFunction
 from penstock.runtime.spark.executor import SparkExecutor
 from penstock.runtime.spark.session import adopt_session, open_session
 from penstock.runtime.spark.task import WorkerSpec
@@ -79,7 +80,7 @@ def run_job(
         if status.error is not None and status.error not in errors:
             errors.append(status.error)
 
-    status = JobDriver(environment, on_status=note).run()
+    status = JobDriver(environment, listeners=[StatusFunction(note)]).run()
     return {
         "phase": status.phase,
         "restarts": status.restarts,

@@ -7,12 +7,8 @@ import pytest
 from penstock.console import RowRate, show_storage
 from penstock.core.figures import show_bytes, show_instant, show_seconds
 from penstock.core.watermark import MAX_MICROS, MIN_MICROS
-from penstock.runtime.driver.decide import (
-    EpochProgress,
-    JobPhase,
-    JobStatus,
-    OperatorStatus,
-)
+from penstock.runtime.driver.decide import JobPhase, JobStatus, OperatorStatus
+from penstock.runtime.driver.progress import EpochProgress
 
 SECOND = 1_000_000
 STATUS = JobStatus(

@@ -11,13 +11,9 @@ import penstock as pen
 from penstock.console import Progress
 from penstock.core.clock import ManualClock
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver.decide import (
-    EpochProgress,
-    JobPhase,
-    JobStatus,
-    OperatorStatus,
-)
+from penstock.runtime.driver.decide import JobPhase, JobStatus, OperatorStatus
 from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.driver.progress import EpochProgress
 from penstock.testing import LocalJob
 
 SECOND = 1_000_000

@@ -24,6 +24,7 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime, InputWatermark, event_time_of
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import MAIN
+from penstock.operators.samples import SAMPLED, sample_rows
 from penstock.operators.splits import (
     BudgetMeter,
     Deadline,
@@ -284,12 +285,14 @@ class ArrowCollector:
         self._targets = self._chained
         self._is_open = False
         self.rows_emitted: Counter[str] = Counter()
+        self.samples: dict[str, tuple[str, ...]] = {}
+        """The first rows of this epoch that were late or bad, as JSON."""
         self.observe: Callable[[pa.RecordBatch], None] | None = None
         """Sees every batch of the main output before it is passed on."""
 
     def open(self, outlets: Targets) -> None:
         """Start an epoch: rows go to the next operators of the chain and to these outlets."""
-        self.rows_emitted = Counter()
+        self.rows_emitted, self.samples = Counter(), {}
         self._targets = {
             name: (*chained, *outlets.get(name, ()))
             for name, chained in self._chained.items()
@@ -308,6 +311,8 @@ class ArrowCollector:
         """
         for batch in self._conform(rows, output):
             self.rows_emitted[output] += batch.num_rows
+            if output in SAMPLED:
+                sample_rows(self.samples, output, batch)
             if self.observe is not None and output == MAIN:
                 self.observe(batch)
             for target in self._targets[output]:

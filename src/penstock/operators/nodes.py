@@ -86,6 +86,8 @@ class OperatorReport(msgspec.Struct, frozen=True, array_like=True):
     bytes_read: int = 0
     has_more: bool = False
     """For a source: the budget ended its epoch before the data did."""
+    samples: Mapping[str, tuple[str, ...]] = {}
+    """The first late and bad rows, by output, as JSON; none if samples are turned off."""
 
 
 InstanceT = TypeVar("InstanceT", bound=ArrowOperator | SourceOperator)
@@ -207,6 +209,7 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
             ),
             rows_emitted=dict(self.collector.rows_emitted),
             counters=dict(self.context.counters),
+            samples=self.collector.samples,
         )
 
 

@@ -26,6 +26,7 @@ from penstock.operators.registry import Registry
 from penstock.runtime.driver.decide import JobStatus, StopMode
 from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment, ManualPacer
+from penstock.runtime.driver.listening import StatusFunction
 from penstock.runtime.in_process import NO_CHAOS, InProcessExecutor
 from penstock.runtime.in_process import Chaos as Chaos
 from penstock.runtime.task.task import Worker
@@ -109,7 +110,9 @@ class LocalJob:
                 driver.request_stop(StopMode.CHECKPOINT)
 
         driver = JobDriver(
-            environment, pacer=ManualPacer(self.clock), on_status=stop_in_time
+            environment,
+            pacer=ManualPacer(self.clock),
+            listeners=[StatusFunction(stop_in_time)],
         )
         try:
             return driver.run(restore=restore)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 import penstock as pen
 from penstock.operators import ArrowCollector, ArrowOperator, OperatorContext, keyed_table
-from penstock.runtime.driver.decide import EpochProgress
+from penstock.runtime.driver.progress import EpochProgress
 
 COUNTS = pa.schema([("key", pa.int64()), ("count", pa.int64())])
 

@@ -10,11 +10,13 @@ from penstock.catalog import default_registry
 from penstock.core.clock import ManualClock
 from penstock.errors import StorageError
 from penstock.operators.splits import SourceBudget, SourcePlan, SplitState
-from penstock.runtime.driver.decide import EpochProgress, JobPhase, JobStatus, StopMode
+from penstock.runtime.driver.decide import JobPhase, JobStatus, StopMode
 from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment, ManualPacer
+from penstock.runtime.driver.listening import StatusFunction
 from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.driver.policies import TriggerLike
+from penstock.runtime.driver.progress import EpochProgress
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.task.task import Worker
 from penstock.state.files.cache import FileCache
@@ -53,7 +55,9 @@ def run(
             epochs.append(last)
         watch(driver, status)
 
-    driver = JobDriver(environment, pacer=ManualPacer(clock), on_status=note)
+    driver = JobDriver(
+        environment, pacer=ManualPacer(clock), listeners=[StatusFunction(note)]
+    )
     return driver.run(), epochs
 
 

@@ -29,6 +29,7 @@ from penstock.core.figures import (
     show_seconds,
 )
 from penstock.graph.logical import BAD, LATE
+from penstock.runtime.driver.progress import EpochProgress
 
 
 class JobPhase(StrEnum):
@@ -40,6 +41,8 @@ class JobPhase(StrEnum):
     """There is no data; the driver wakes up by itself."""
     RESTARTING = "restarting"
     """A failure may pass; the driver tries again later."""
+    STOPPING = "stopping"
+    """The last epoch before a stop runs."""
     STOPPED = "stopped"
     """Stopped on request; a start goes on from the last epoch."""
     FINISHED = "finished"
@@ -74,35 +77,6 @@ class OperatorStatus:
     """For a source that can tell: how many rows the last epoch left unread."""
     lag_micros: int | None = None
     """How old the next of these rows is at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpochProgress:
-    """One epoch as it was run."""
-
-    epoch: int
-    is_published: bool
-    """False for an epoch that changed nothing."""
-    processing_time_micros: int
-    duration_micros: int
-    rows_read: int
-    bytes_read: int
-    bytes_written: int
-    """The size of the state files that it wrote."""
-    compactions: int
-    """How many results of compactions it swapped in."""
-    waited_for_compaction: bool = False
-    storage_requests: int = 0
-    """The requests of all tasks; the driver's own, about a dozen per epoch, are not counted."""
-    cache_hits: int = 0
-    cache_misses: int = 0
-    """Pieces of state files that tasks did not find in their cache."""
-
-    @property
-    def cache_hit_rate(self) -> float | None:
-        """The share of hits among all lookups; None without lookups."""
-        lookups = self.cache_hits + self.cache_misses
-        return self.cache_hits / lookups if lookups else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,12 @@ The driver counts what happens to the job, and publishes immutable values of its
 """
 
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from penstock.core.figures import show_count
-from penstock.core.ids import OperatorId
-from penstock.core.watermark import event_time_of
 from penstock.errors import ErrorCode, FencedError, PenstockError, StorageError
-from penstock.graph.logical import BAD, LATE, Node
-from penstock.operators.event_time import slowest_split
 from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import (
     Action,
@@ -32,7 +26,6 @@ from penstock.runtime.driver.decide import (
     Finish,
     JobPhase,
     JobStatus,
-    OperatorStatus,
     Restart,
     RunEpoch,
     StopMode,
@@ -43,8 +36,9 @@ from penstock.runtime.driver.environment import (
     ClockPacer,
     JobEnvironment,
     Pacer,
-    StatusListener,
 )
+from penstock.runtime.driver.listening import JobListener, Listeners
+from penstock.runtime.driver.operator_totals import OperatorTotals
 from penstock.runtime.driver.outcomes import EpochLost, EpochRan, EpochSkipped, Torn
 from penstock.runtime.driver.policies import decide_restart, is_transient
 from penstock.runtime.driver.publish import JobState
@@ -55,10 +49,8 @@ from penstock.runtime.driver.start import (
     prepare_restore,
     warn_of_running,
 )
-from penstock.runtime.plan.epoch_plan import known_inputs
-from penstock.state.protocol.records import CheckpointManifest
+from penstock.state.protocol.records import CheckpointManifest, ClaimRecord
 from penstock.state.protocol.retention import Epochs
-from penstock.state.tables.table import files_of
 
 _log = logging.getLogger(__name__)
 
@@ -71,19 +63,16 @@ class JobDriver:
         environment: JobEnvironment,
         *,
         pacer: Pacer | None = None,
-        on_status: Callable[[JobStatus], None] | None = None,
+        listeners: Sequence[JobListener] = (),
         on_epoch: Callable[[EpochRan], None] | None = None,
     ) -> None:
         self._environment = environment
-        self._tell = StatusListener(on_status)
+        self._listeners = Listeners(str(environment.graph.job), listeners)
         self._on_epoch = on_epoch
         self._pacer = pacer or ClockPacer(environment.clock)
         self.status = JobStatus(str(environment.graph.job), JobPhase.STARTING)
         """What the job is doing now; an immutable value."""
-        self._rows_taken: Counter[OperatorId] = Counter()
-        self._rows_emitted: dict[OperatorId, Counter[str]] = defaultdict(Counter)
-        self._counters: dict[OperatorId, Counter[str]] = defaultdict(Counter)
-        self._warned: set[tuple[str, str]] = set()
+        self._totals = OperatorTotals(environment.graph)
         self._session: JobSession | None = None
         self._stop: StopMode | None = None
         self._has_stopped = False
@@ -109,6 +98,25 @@ class JobDriver:
             self._environment.executor.cancel()
         self._pacer.interrupt()
 
+    def add_listener(self, listener: JobListener) -> None:
+        """Have another listener hear of the job from now on."""
+        self._listeners.add(listener)
+
+    @property
+    def claim(self) -> ClaimRecord | None:
+        """The claim under which it runs; None before the first."""
+        return None if self._session is None else self._session.claim
+
+    def ask_compaction(self, on_done: Callable[[int], None]) -> None:
+        """Request that every table be merged as far as possible, while epochs go on.
+
+        `on_done` is called with the number of merges, once, by the driver's thread. After a
+        restart it must be asked again.
+        """
+        if self._session is not None:
+            self._session.compactions.ask(on_done)
+            self.wake_up()
+
     def wake_up(self) -> None:
         """Request an epoch at once, because there is data that no source can poll for."""
         self._is_woken = True
@@ -120,6 +128,12 @@ class JobDriver:
         `restore` goes back to an epoch or savepoint first.
         """
         self._restore = restore
+        try:
+            return self._run_to_end()
+        finally:
+            self._listeners.tell("on_end")
+
+    def _run_to_end(self) -> JobStatus:
         action: Action
         try:
             if self._stop is None:
@@ -130,6 +144,7 @@ class JobDriver:
             action = Finish(JobPhase.STOPPED)
         except Exception as error:
             phase = JobPhase.FENCED if isinstance(error, FencedError) else JobPhase.FAILED
+            self._listeners.tell("on_failure", error, is_retried=False)
             self._update(phase=phase, error=str(error))
             raise
         finally:
@@ -205,7 +220,8 @@ class JobDriver:
         self._is_woken = False
         self._asked_micros = None
         if idle is None:
-            self._update(phase=JobPhase.RUNNING)
+            phase = JobPhase.RUNNING if stop is None else JobPhase.STOPPING
+            self._update(phase=phase)
         outcome = session.run_epoch(
             stop=stop, idle_as=None if idle is None else idle.reading
         )
@@ -215,7 +231,7 @@ class JobDriver:
                 self._failures = 0
                 self._skipped_micros = now
             case EpochRan():
-                self._note(outcome, session.state, stop)
+                self._note(outcome, session, stop)
             case Torn(reason):
                 self._note_torn(reason)
             case EpochLost(winner):
@@ -249,7 +265,7 @@ class JobDriver:
         _log.warning("%s. It is run again", error)
         self._last = None
 
-    def _note(self, ran: EpochRan, state: JobState, stop: StopMode | None) -> None:
+    def _note(self, ran: EpochRan, session: JobSession, stop: StopMode | None) -> None:
         """Note an epoch that counts."""
         self._failures = self._torn_in_a_row = 0
         self._last = ran
@@ -258,88 +274,27 @@ class JobDriver:
             self._stop = StopMode.IMMEDIATE
         elif ran.finish is SourceFinishType.GRACEFUL and self._stop is None:
             self._stop = StopMode.GRACEFUL
-        for (operator, _), report in ran.reports.items():
-            self._rows_taken[operator] += report.rows_taken
-            self._rows_emitted[operator].update(report.rows_emitted)
-            self._counters[operator].update(report.counters)
+        self._totals.note(ran)
         status = self.status
         self._update(
-            epoch=_epoch_of(state),
+            epoch=_epoch_of(session.state),
             epochs_run=status.epochs_run + 1,
             epochs_published=status.epochs_published + ran.progress.is_published,
             rows_read=status.rows_read + ran.progress.rows_read,
             last=ran.progress,
-            operators=tuple(self._operators(state)),
+            operators=tuple(self._totals.statuses(ran, session)),
             error=None,
         )
-        self._warn_of_dropped_rows()
+        if self._environment.settings.warns_of_dropped_rows:
+            self._totals.warn_of_dropped_rows(self.status.job, self.status.operators)
+        self._listeners.tell("on_epoch", ran.progress)
         if self._on_epoch is not None:
             self._on_epoch(ran)
-
-    def _operators(self, state: JobState) -> Iterator[OperatorStatus]:
-        graph = self._environment.graph
-        known = known_inputs(graph, state.manifest)
-        lags = {} if self._last is None else self._last.reading.lags
-        for node in graph.nodes:
-            lag = lags.get(node.operator)
-            inputs = known[node.operator]
-            watermark = event_time_of(inputs)
-            files = {
-                file.path: file.size_bytes
-                for metadata in state.metadata.get(node.operator, {}).values()
-                for name, table in metadata.table_checkpoint_metadata.items()
-                for file in files_of(table, table=name)
-            }
-            yield OperatorStatus(
-                str(node.operator),
-                node.spec.kind,
-                node.parallelism,
-                self._rows_taken[node.operator],
-                dict(self._rows_emitted[node.operator]),
-                dict(self._counters[node.operator]),
-                None if watermark is None else watermark.micros,
-                bool(inputs) and all(each.idle for each in inputs),
-                sum(files.values()),
-                len(files),
-                is_sink=not graph.edges_out_of(node.operator),
-                unread=graph.unread_outputs(node.operator),
-                slowest_split=self._slowest_split(node),
-                lag_rows=None if lag is None else lag.rows,
-                lag_micros=None if lag is None else lag.micros,
-            )
-
-    def _slowest_split(self, node: Node) -> str | None:
-        if node.watermark is None or self._session is None or self._last is None:
-            return None
-        known = self._session.planner.sources[node.operator].known
-        now = self._last.progress.processing_time_micros
-        return slowest_split(known, node.watermark, now)
-
-    def _warn_of_dropped_rows(self) -> None:
-        """Warn, once for each step, of late and bad rows that nothing reads."""
-        if not self._environment.settings.warns_of_dropped_rows:
-            return
-        for operator in self.status.operators:
-            for output in (LATE, BAD):
-                count = operator.rows_emitted.get(output, 0)
-                dropped = (operator.operator, output)
-                if count and output in operator.unread and dropped not in self._warned:
-                    self._warned.add(dropped)
-                    _log.warning(
-                        "step %r of job %r has dropped %s that came %s, and nothing reads "
-                        "them: read them with side_output(pen.%s) of its stream. More are "
-                        "only counted",
-                        operator.operator.removesuffix("-combiner"),
-                        self.status.job,
-                        show_count(count, "row"),
-                        "late" if output == LATE else "with bad values",
-                        output.upper(),
-                    )
 
     def _update(self, **changes: Any) -> None:
         """Change some fields of the status and publish it; a time to wake up lasts until then."""
         self.status = replace(self.status, **{"next_wake_up_micros": None, **changes})
-        self._tell(self.status)
+        self._listeners.tell("on_status", self.status)
 
     def _attempt(self, step: Callable[[], None]) -> None:
         """Do a step; after a failure that may pass retry later, raise any other."""
@@ -359,6 +314,7 @@ class JobDriver:
             _log.warning("attempt %d failed, %s: %s", self._failures, then, error)
             now = self._environment.clock.now_micros()
             self._retry_at_micros = now + delay_micros
+            self._listeners.tell("on_failure", error, is_retried=True)
             self._update(restarts=self.status.restarts + 1, error=str(error))
 
     def _facts(self) -> Facts:

@@ -24,7 +24,6 @@ from penstock.graph.logical import Exchange, LogicalGraph, Node
 from penstock.operators.chain import declared_tables
 from penstock.operators.registry import Registry
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver.decide import JobStatus
 from penstock.runtime.driver.policies import RestartPolicy, Trigger
 from penstock.runtime.driver.signals import wait_attentively
 from penstock.runtime.plan.executor import Executor
@@ -110,29 +109,6 @@ class SideWork:
                 threads.shutdown()
 
 
-class StatusListener:
-    """Calls a user's function with every status. Its exceptions never reach the job."""
-
-    def __init__(self, function: Callable[[JobStatus], None] | None) -> None:
-        self._function = function
-        self._has_failed = False
-
-    def __call__(self, status: JobStatus) -> None:
-        """Call the function; log its first exception, with its traceback."""
-        if self._function is None:
-            return
-        try:
-            self._function(status)
-        except Exception:  # noqa: BLE001 (the boundary to user code)
-            if not self._has_failed:
-                _log.exception(
-                    "on_status of job %r raised; the job goes on, and later exceptions of it "
-                    "are not logged",
-                    status.job,
-                )
-            self._has_failed = True
-
-
 class Pacer(Protocol):
     """Waits for a driver."""
 
@@ -214,6 +190,8 @@ class DriverSettings:
     renamed: Mapping[str, str] = field(default_factory=dict)
     """The steps whose state goes on under another name, by the name it is stored under."""
     rules: ProtocolRules = RULES
+    samples_every_micros: int | None = None
+    """How often an epoch looks at the keys that it moves; None for never."""
 
 
 @dataclass

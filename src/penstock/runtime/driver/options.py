@@ -18,8 +18,8 @@ from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.environment import (
     DriverSettings,
     JobEnvironment,
-    StatusListener,
 )
+from penstock.runtime.driver.listening import JobListener, Listeners, StatusFunction
 from penstock.runtime.driver.outcomes import EpochRan
 from penstock.runtime.driver.policies import (
     RestartPolicy,
@@ -39,6 +39,8 @@ from penstock.state.storage.urls import StorePlace, to_options, to_store
 
 _LOCAL_EPOCH_MICROS = 1_000_000
 _REMOTE_EPOCH_MICROS = 10_000_000
+_SAMPLES_MICROS = 10_000_000
+"""How often an epoch looks at the keys that it moves, for the journal."""
 _REMOTE_SCHEMES = ("s3:", "gs:", "az:")
 
 
@@ -53,6 +55,8 @@ class JobOptions(TypedDict, total=False):
     """The steps that have another name than before: `{"old": "new"}`. Their state goes on."""
     on_status: Callable[[JobStatus], None] | None
     """Called with the job's status whenever something changes."""
+    listeners: Sequence[JobListener]
+    """Objects of `pen.JobListener`, which hear of epochs, failures and the end as well."""
     retention: RetentionLike | None
     """Which epochs stay restorable: a number, an age such as "7d", or `pen.retention(…)`."""
     restarts: RestartsLike | None
@@ -79,6 +83,7 @@ class RunOptions:
     allow_dropped_state: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
     on_status: Callable[[JobStatus], None] | None = None
+    listeners: Sequence[JobListener] = ()
     retention: Retention | None = None
     restarts: RestartPolicy | None = None
     trigger: Trigger | None = None
@@ -86,6 +91,8 @@ class RunOptions:
     """Called with the driver before it starts."""
     on_epoch: Callable[[EpochRan], None] | None = None
     """Called with every epoch that counts, when its sinks have committed."""
+    keeps_journal: bool = True
+    """Whether it leaves events to read, and honours requests: not a preview."""
     settings: DriverSettings | None = None
     """Replaces the settings that follow from the options, the process's settings and the store."""
     clock: Clock = field(default_factory=SystemClock)
@@ -115,8 +122,14 @@ class RunOptions:
 
     def tell(self, status: JobStatus) -> JobStatus:
         """Give `on_status` a status that no driver gives it; return the status."""
-        StatusListener(self.on_status)(status)
+        Listeners(status.job, self.all_listeners).tell("on_status", status)
         return status
+
+    @property
+    def all_listeners(self) -> list[JobListener]:
+        """Those that a user named, `on_status` last: what it shows is the newest."""
+        shown = [] if self.on_status is None else [StatusFunction(self.on_status)]
+        return [*self.listeners, *shown]
 
     def store(self) -> ObjectStore:
         """Open the store, only to read what is there."""
@@ -152,11 +165,18 @@ class RunOptions:
             restarts=self.restarts or RestartPolicy(),
             allow_dropped_state=self.allow_dropped_state,
             renamed=self.renamed,
+            samples_every_micros=_SAMPLES_MICROS if self._samples else None,
         )
+
+    @property
+    def _samples(self) -> bool:
+        return self.keeps_journal and current().journal_samples == "on"
 
     def driver(self, environment: JobEnvironment) -> JobDriver:
         """Return the driver of a run, after passing it to `on_driver`; `run` it with `epochs`."""
-        driver = JobDriver(environment, on_status=self.on_status, on_epoch=self.on_epoch)
+        driver = JobDriver(
+            environment, listeners=self.all_listeners, on_epoch=self.on_epoch
+        )
         if self.on_driver is not None:
             self.on_driver(driver)
         return driver

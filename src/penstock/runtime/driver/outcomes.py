@@ -24,7 +24,7 @@ from penstock.errors import (
 )
 from penstock.operators.operator import SourceFinishType
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver.decide import EpochProgress
+from penstock.runtime.driver.progress import EpochProgress
 from penstock.runtime.plan.epoch_plan import ReadingPlan
 from penstock.runtime.plan.executor import ErrorPart, Reports, TaskReport, from_error_part
 from penstock.runtime.plan.physical import PhysicalPlan

@@ -20,7 +20,7 @@ from penstock.errors import CorruptStateError, StorageError, UnknownOutcomeError
 from penstock.operators.nodes import EpochTerms
 from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.committing import CommittingSinks, find_repeating
-from penstock.runtime.driver.decide import EpochProgress, StopMode
+from penstock.runtime.driver.decide import StopMode
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.driver.outcomes import (
     EpochLost,
@@ -34,6 +34,14 @@ from penstock.runtime.driver.outcomes import (
     fenced_error,
     find_agreement,
     is_idle_as,
+)
+from penstock.runtime.driver.progress import (
+    EpochPhase,
+    EpochProgress,
+    PhaseWatch,
+    joined_keys,
+    rows_by_subtask,
+    samples_of,
 )
 from penstock.runtime.driver.publish import (
     EpochPublisher,
@@ -108,6 +116,7 @@ class JobSession:
             decision.next_epoch - 1
         ) % settings.collect_every
         self._collections = 0
+        self._next_sample_micros = 0
         self._warn_of_weak_promises()
         for operator, planned in self.planner.sources.items():
             planned.known = read_splits(environment, operator, metadata.get(operator, {}))
@@ -190,15 +199,19 @@ class JobSession:
         environment = self.environment
         with damage_while_owned(self.checkpoints, self.claim):
             environment.side_work.check()
+            watch = PhaseWatch(environment.clock)
             waited = self.compactions.wait_if_needed(self.state)
+            watch.end(EpochPhase.WAIT)
             started = environment.clock.now_micros()
             plan, reading = self._plan(started, stop)
             if idle_as is not None and is_idle_as(reading, idle_as):
                 return EpochSkipped()
+            watch.end(EpochPhase.PLAN)
             self._run = plan.run
             job, parent = environment.job, self.state.manifest
             arrived = environment.executor.run_epoch(job, plan, parent)
             agreement = find_agreement(job, arrived)
+            watch.end(EpochPhase.RUN)
             if isinstance(agreement, Torn):
                 return agreement
             if isinstance(agreement, Failed):
@@ -215,12 +228,14 @@ class JobSession:
             outcome = None
             if finish is not SourceFinishType.IMMEDIATE:
                 outcome = self.publisher.publish(self.state, plan, reports)
+                watch.end(EpochPhase.PUBLISH)
             if isinstance(outcome, LostEpoch):
                 return EpochLost(outcome.winner)
             if isinstance(outcome, Fenced):
                 raise fenced_error(environment.graph.job, outcome)
             if outcome is not None:
                 self._commit(outcome)
+                watch.end(EpochPhase.COMMIT)
             usage = sum((task.usage for task in agreement.reports.values()), NO_USAGE)
             read = [r for r in reports.values() if r.operator in self.planner.sources]
             progress = EpochProgress(
@@ -236,6 +251,10 @@ class JobSession:
                 usage.requests,
                 usage.cache_hits,
                 usage.cache_misses,
+                watch.phases,
+                rows_by_subtask(reports),
+                joined_keys(agreement.reports.values()),
+                samples_of(reports.values()),
             )
             if finish is not SourceFinishType.IMMEDIATE:
                 self._accepted_run = plan.run
@@ -295,8 +314,17 @@ class JobSession:
             reading.assignments,
             settings.allow_dropped_state,
             settings.epoch_deadline_micros if has_readers else None,
+            samples_keys=self._samples_keys(now),
         )
         return plan, reading
+
+    def _samples_keys(self, now_micros: int) -> bool:
+        """Return whether it is time that an epoch looks at the keys that it moves."""
+        every = self.environment.settings.samples_every_micros
+        if every is None or now_micros < self._next_sample_micros:
+            return False
+        self._next_sample_micros = now_micros + every
+        return True
 
     def _collect(self) -> None:
         """Delete what no kept epoch needs; neither storage nor a damaged epoch stops the job."""

@@ -78,6 +78,8 @@ class EpochPlan:
     """Whether tables that no operator declares may be dropped."""
     deadline_micros: int | None = None
     """The time after which an executor cancels the epoch, if it can; None for never."""
+    samples_keys: bool = False
+    """Whether tasks look at some of the keys that they send."""
 
     @property
     def readers(self) -> list[OperatorId]:
@@ -89,15 +91,13 @@ class EpochPlan:
         ]
 
 
-_FASTEST_GROWTH = 2.0
-_FASTEST_FALL = 0.5
+_FASTEST_FALL, _FASTEST_GROWTH = 0.5, 2.0
 _TELLING_CHANGE = 1.25
 """Rows must have changed by this factor for their effect to stand out from noise."""
 _HARDLY = 0.3
 """If the duration grows with this power of the rows or less, the rows hardly matter."""
 _NO_LIMIT = 1 << 50
-MIN_ROWS = 1_000
-MAX_ROWS = 100_000_000
+MIN_ROWS, MAX_ROWS = 1_000, 100_000_000
 
 
 @dataclass(frozen=True, slots=True)

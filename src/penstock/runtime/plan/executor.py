@@ -57,6 +57,19 @@ class ErrorPart(msgspec.Struct, frozen=True, array_like=True):
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class KeySample:
+    """About how many rows of each of the most frequent keys went through an exchange."""
+
+    source: str
+    target: str
+    """The operator that reads the rows."""
+    rows: int
+    """How many rows went through it."""
+    rows_by_key: Mapping[str, int]
+    """Estimated from a sample, the most frequent key first. Keys are shown as text."""
+
+
 class TaskReport(msgspec.Struct, frozen=True, array_like=True):
     """What one attempt of one task did."""
 
@@ -74,6 +87,8 @@ class TaskReport(msgspec.Struct, frozen=True, array_like=True):
     usage: StoreUsage = NO_USAGE
     output: tuple[OutputLine, ...] = ()
     """What user code printed and logged, where this is not the driver's process."""
+    keys: tuple[KeySample, ...] = ()
+    """One for each exchange by key that it sent rows to, in an epoch that samples keys."""
 
     @property
     def is_whole(self) -> bool:

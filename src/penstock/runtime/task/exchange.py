@@ -20,6 +20,9 @@ from penstock.core.batch import empty_batch
 from penstock.core.ids import OperatorId, Subtask, Token
 from penstock.core.settings import current
 from penstock.core.watermark import Watermark, merge
+from penstock.graph.logical import Exchange
+from penstock.operators.samples import KeyCounter
+from penstock.runtime.plan.executor import KeySample
 from penstock.runtime.plan.physical import (
     Chain,
     ExchangeEdge,
@@ -113,6 +116,7 @@ class Outlet:
         *,
         subtask: int,
         first_turn: int,
+        samples_keys: bool = False,
     ) -> None:
         self.exchange = exchange
         self._consumer = consumer
@@ -121,6 +125,9 @@ class Outlet:
         self._turn = first_turn
         chosen = current().exchange_compression
         self._compression = None if chosen == "none" else chosen
+        self._keys: KeyCounter | None = None
+        if samples_keys and exchange.exchange is Exchange.BY_KEY:
+            self._keys = KeyCounter(exchange.schema.key_columns)
         self._lanes: dict[int, Lane] = {}
         for index in peers_of(exchange.exchange, consumer.parallelism, subtask):
             place = (exchange.number, consumer.level, consumer.first_task + index)
@@ -128,6 +135,8 @@ class Outlet:
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Route some rows."""
+        if self._keys is not None:
+            self._keys.note(batch)
         parts = route_rows(
             batch,
             self.exchange.exchange,
@@ -159,6 +168,14 @@ class Outlet:
             barrier = BarrierPayload(lane.sent, is_aborted, watermark)
             header = lane.header._replace(sequence=lane.sent)
             self._mailbox.send(RecordKind.BARRIER, header, encode_barrier(barrier))
+
+    def sample_keys(self) -> KeySample | None:
+        """Return which keys were frequent in this epoch, if it samples keys and had rows."""
+        if self._keys is None or not self._keys.rows:
+            return None
+        edge = self.exchange.edge
+        counted = self._keys.rows_by_key()
+        return KeySample(str(edge.source), str(edge.target), self._keys.rows, counted)
 
     def abort(self) -> None:
         """Send an aborted barrier to every consumer that has no barrier yet."""
@@ -195,7 +212,13 @@ Outlets: TypeAlias = dict[OperatorId, dict[str, list[Outlet]]]
 
 
 def outlets_of(
-    plan: PhysicalPlan, chain: Chain, mailbox: Mailbox, *, subtask: int, epoch: int
+    plan: PhysicalPlan,
+    chain: Chain,
+    mailbox: Mailbox,
+    *,
+    subtask: int,
+    epoch: int,
+    samples_keys: bool = False,
 ) -> Outlets:
     """Return the outlets of one subtask of a chain."""
     found: Outlets = {}
@@ -206,6 +229,7 @@ def outlets_of(
             mailbox,
             subtask=subtask,
             first_turn=subtask + epoch,
+            samples_keys=samples_keys,
         )
         outputs = found.setdefault(exchange.edge.source, {})
         outputs.setdefault(exchange.edge.output, []).append(outlet)

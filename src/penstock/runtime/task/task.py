@@ -37,6 +37,7 @@ from penstock.operators.registry import Registry
 from penstock.operators.worker_output import OutputLine
 from penstock.runtime.plan.epoch_plan import EpochPlan, known_inputs
 from penstock.runtime.plan.executor import (
+    KeySample,
     Receipt,
     TaskReport,
     encode_report,
@@ -176,7 +177,12 @@ def run_task(
     mailbox = Mailbox(job, attempt)
     inlet = ExchangeInput(job, chain, subtask, records, mailbox)
     outlets = outlets_of(
-        job, chain, mailbox, subtask=subtask.index, epoch=epoch.terms.barrier.epoch
+        job,
+        chain,
+        mailbox,
+        subtask=subtask.index,
+        epoch=epoch.terms.barrier.epoch,
+        samples_keys=epoch.samples_keys,
     )
     work = _TaskWork(job, epoch, chain, subtask, attempt.token, worker)
     report = TaskReport(level, task, str(attempt.token))
@@ -200,6 +206,7 @@ def run_task(
             ),
             operators=tuple(reports),
             usage=worker.usage - before,
+            keys=tuple(_sampled_keys(outlets)),
         )
     if not report.is_whole:
         for _ in inlet.relay_rest():
@@ -209,6 +216,14 @@ def run_task(
                 outlet.abort()
     mailbox.report(encode_report(replace(report, output=worker.take_output())))
     yield from mailbox.drain()
+
+
+def _sampled_keys(outlets: Outlets) -> Iterator[KeySample]:
+    for outputs in outlets.values():
+        for outlet in itertools.chain(*outputs.values()):
+            sample = outlet.sample_keys()
+            if sample is not None:
+                yield sample
 
 
 @dataclass(slots=True)
