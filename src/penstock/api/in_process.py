@@ -34,6 +34,7 @@ from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.driver.policies import RestartPolicy
 from penstock.runtime.driver.signals import StopSignals
 from penstock.runtime.in_process import InProcessExecutor
+from penstock.runtime.journal.attendant import attend
 from penstock.runtime.task.task import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.storage.memory import MemoryStore
@@ -57,7 +58,7 @@ def run_in_process(
     """
     store, epochs = options.open_store(graph.job), options.epochs
     with in_process(graph, registry, options, store) as environment:
-        driver = options.driver(environment)
+        driver = attend(options, environment)
         signals = StopSignals(str(graph.job), raises_at=2)
         with signals.listening():
             signals.direct(
@@ -171,6 +172,7 @@ def preview(stream: "AnyStream", n: int, max_rows: int, timeout: DurationLike) -
         ),
         on_driver=take,
         on_epoch=note,
+        keeps_journal=False,
     )
     waiting = Timer(seconds, stop)
     waiting.daemon = True

@@ -11,7 +11,7 @@ What an acknowledged epoch holds for sinks is committed by `committing`.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -64,6 +64,9 @@ class JobState:
 
 _ONLY_TOO_MANY = 1_000_000
 """A `min_files` that no table reaches: files are merged only if there are too many runs."""
+_LEAST_FILES = 2
+_MOST_ROUNDS = 4
+"""How often merges are ordered when all were asked for: epochs write new files meanwhile."""
 
 
 class PendingCompactions:
@@ -77,15 +80,47 @@ class PendingCompactions:
         """What is under way, or done and not swapped in yet; nothing is ordered meanwhile."""
         self.swapped = 0
         """How many results the last published epoch swapped in."""
+        self._on_done: Callable[[int], None] | None = None
+        """Set while somebody waits until there is nothing left to merge."""
+        self._merged = 0
+        """How many merges were swapped in since then."""
+        self._rounds = 0
+        """How often merges were ordered since then."""
+
+    def ask(self, on_done: Callable[[int], None]) -> None:
+        """Have everything merged that can be, and say when; asking again changes nothing."""
+        if self._on_done is None:
+            self._merged = self._rounds = 0
+            self._on_done = on_done
 
     def start(self, state: JobState) -> None:
         """Order the compactions that are due in the tables of the epoch just published."""
         executor = self._environment.executor
         if executor.is_compacting:
             return
+        if self._rounds >= _MOST_ROUNDS:
+            self._end_asked()
         orders = [order for order in self._orders(state) if order.tables]
         if orders:
+            self._rounds += self._on_done is not None
             self._order(orders)
+        else:
+            self._end_asked()
+
+    def _end_asked(self) -> None:
+        done, self._on_done = self._on_done, None
+        self._rounds = 0
+        if done is not None:
+            done(self._merged)
+
+    def continue_asked(self, state: JobState) -> bool:
+        """Go on with what was asked for; return whether an epoch should swap results in."""
+        if self._on_done is None:
+            return False
+        self._urgent += self._environment.executor.compacted()
+        if not self._urgent:
+            self.start(state)
+        return bool(self._urgent)
 
     def wait_if_needed(self, state: JobState) -> bool:
         """Merge at once where there are too many runs; return whether that was so.
@@ -130,6 +165,7 @@ class PendingCompactions:
             parts.update(swapped)
             changed |= {(result.operator, index) for index in swapped}
             self.swapped += bool(swapped)
+        self._merged += self.swapped
         return changed
 
     def _expired(
@@ -154,8 +190,11 @@ class PendingCompactions:
             return
         settings = self._environment.settings.compaction
         least, levels = settings.min_files, settings.compact_generations
+        expiring = max(least, settings.min_expiring_files)
+        if self._on_done is not None:
+            least, expiring, levels = _LEAST_FILES, _LEAST_FILES, None
         if only_overfull:  # the limit of runs holds with any settings
-            least, levels = _ONLY_TOO_MANY, None
+            least, expiring, levels = _ONLY_TOO_MANY, _ONLY_TOO_MANY, None
         for node in self._environment.graph.nodes:
             specs = self._environment.tables[node.operator]
             parts = state.metadata.get(node.operator, {})
@@ -167,7 +206,7 @@ class PendingCompactions:
                 frontier_of(manifest, node.operator),
                 compact_generations=None if levels is None else frozenset(levels),
                 min_compaction_epochs=least,
-                min_expiring_epochs=max(least, settings.min_expiring_files),
+                min_expiring_epochs=expiring,
                 max_runs=settings.max_runs,
                 target_file_bytes=settings.target_file_bytes,
             )
@@ -211,9 +250,14 @@ class EpochPublisher:
             )
             for node in graph.nodes
         }
-        if watermarks == known_inputs(graph, state.manifest) and not any(
-            _has_news(report, state.metadata.get(operator, {}).get(index))
-            for (operator, index), report in reports.items()
+        is_asked = self.compactions.continue_asked(state)
+        if (
+            not is_asked
+            and watermarks == known_inputs(graph, state.manifest)
+            and not any(
+                _has_news(report, state.metadata.get(operator, {}).get(index))
+                for (operator, index), report in reports.items()
+            )
         ):
             return None
         epoch = plan.terms.barrier.epoch

@@ -30,6 +30,7 @@ from penstock.runtime.driver.decide import JobPhase, JobStatus, StopMode
 from penstock.runtime.driver.environment import JobEnvironment, SideWork
 from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.driver.signals import StopSignals
+from penstock.runtime.journal.attendant import attend
 from penstock.runtime.spark.executor import SparkExecutor
 from penstock.runtime.spark.failures import noticing_its_end
 from penstock.runtime.spark.jvm import quiet_py4j, stop_session
@@ -94,7 +95,7 @@ def run_on_spark(graph: LogicalGraph, registry: Registry, options: RunOptions) -
             settings=options.driver_settings(),
             side_work=SideWork(_WRITERS),
         )
-        driver = options.driver(environment)
+        driver = attend(options, environment)
         signals.direct(
             partial(driver.request_stop, StopMode.CHECKPOINT),
             partial(driver.request_stop, StopMode.IMMEDIATE),

@@ -8,6 +8,8 @@
     {job}/generations/{g}/checkpoints/{epoch:010}/{operator}/{table}-{subtask:03}-{token}.parquet
     {job}/epochs/{epoch:010}.record
     {job}/retention/{sequence:010}.record
+    {job}/events/{generation:010}/{number:010}.json
+    {job}/requests/{id}.json
 
 A further part of a large delta ends in `-{part}.parquet`, a compacted file in
 `-compacted-{part}.parquet`. Paths are relative to the checkpoint URL. Pure.
@@ -31,6 +33,9 @@ from penstock.state.protocol.records import (
 
 _SLOT = re.compile(r"([^/]+)/generations/([1-9][0-9]{0,9})/checkpoints/([0-9]{10})/(.+)")
 _NUMBERED = re.compile(r"[^/]+/(?:epochs|retention)/([0-9]{10})\.record")
+
+_EVENT = re.compile(r"[^/]+/events/([0-9]{10})/([0-9]{10})\.json")
+_REQUEST = re.compile(r"[^/]+/requests/([0-9a-z-]{1,64})\.json")
 
 
 def claim_path(job: JobId, generation: int) -> str:
@@ -92,6 +97,38 @@ def epoch_record_path(job: JobId, epoch: int) -> str:
 def retention_path(job: JobId, sequence: int) -> str:
     """Name a retention record."""
     return f"{job}/retention/{sequence:010d}.record"
+
+
+def event_path(job: JobId, generation: int, number: int) -> str:
+    """Name an event of the journal."""
+    return f"{job}/events/{generation:010d}/{number:010d}.json"
+
+
+def events_folder(job: JobId, generation: int | None = None) -> str:
+    """Name the folder of all events, or of those of one generation."""
+    return f"{job}/events" if generation is None else f"{job}/events/{generation:010d}"
+
+
+def request_path(job: JobId, request: str) -> str:
+    """Name a request."""
+    return f"{job}/requests/{request}.json"
+
+
+def requests_folder(job: JobId) -> str:
+    """Name the folder of requests."""
+    return f"{job}/requests"
+
+
+def event_of(path: str) -> tuple[int, int] | None:
+    """Return the generation and number of an event, or None for any other name."""
+    match = _EVENT.fullmatch(path)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def request_of(path: str) -> str | None:
+    """Return the id of a request, or None for any other name."""
+    match = _REQUEST.fullmatch(path)
+    return None if match is None else match[1]
 
 
 def path_of(record: Record) -> str:
