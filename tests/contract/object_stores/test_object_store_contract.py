@@ -256,6 +256,17 @@ def test_a_listing_holds_every_object_below_the_folder_in_order_of_path(
     assert paths(store, "") == ["a.b", "a/b-x", "a/b.x", "a/b/c/d", "a/z", "ab/c", "b"]
 
 
+def test_folders_are_named_without_what_lies_in_them(store: ObjectStore) -> None:
+    for path in ("a/z", "a/b/c/d", "a/b/e", "a/b.x", "ab/c", "b"):
+        store.put(path, b"x")
+    assert list(store.folders("")) == ["a", "ab"]
+    assert list(store.folders("a")) == ["b"]
+    assert list(store.folders("a/b")) == ["c"]
+    assert list(store.folders("a/z")) == list(store.folders("none")) == []
+    store.delete("a/b/c/d")
+    assert list(store.folders("a/b")) == []
+
+
 def test_a_listing_of_nothing_is_empty(store: ObjectStore) -> None:
     assert paths(store, "") == []
     store.put("a/b", b"x")
@@ -269,6 +280,14 @@ def test_a_listing_forgets_what_was_deleted(store: ObjectStore) -> None:
     store.delete("a/b/c")
     assert paths(store, "a") == ["a/d"]
     assert paths(store, "a/b") == []
+
+
+@pytest.mark.slow
+def test_more_folders_than_a_page_holds_are_all_named(store: ObjectStore) -> None:
+    names = [f"{number:05}" for number in range(1_050)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda name: store.put(f"many/{name}/x", b""), names))
+    assert list(store.folders("many")) == names
 
 
 @pytest.mark.slow

@@ -189,6 +189,23 @@ class LocalStore:
         """
         return self.list(prefix, is_listed=lambda name: name != _STAGING)
 
+    def folders(self, prefix: str) -> Iterator[str]:
+        """Name the folders that hold a file at any depth: an empty one is no part of a path."""
+        folder, seen = self._root / folder_start(prefix), frozenset({self._root})
+        try:
+            names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+            found = sorted(
+                name
+                for name in names
+                if is_object_path(name)
+                and any(_files_below(folder / name, "", is_object_path, seen))
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            return iter(())
+        except OSError as error:
+            raise _refused(StorageCall("list", prefix, self.url), error) from error
+        return iter(found)
+
     def delete(self, path: str) -> None:
         """Remove the file, and every folder above it that becomes empty."""
         call = StorageCall("delete", check_path(path), self.url)

@@ -91,6 +91,13 @@ class MemoryStore:
         found.sort(key=attrgetter("path"))
         return iter(found)
 
+    def folders(self, prefix: str) -> Iterator[str]:
+        """Name the folders as they are at the moment of the call."""
+        start = folder_start(prefix)
+        with self._lock:
+            below = [path[len(start) :] for path in self._objects if path.startswith(start)]
+        return iter(sorted({path.partition("/")[0] for path in below if "/" in path}))
+
     def delete(self, path: str) -> None:
         """Remove the object if it is there."""
         check_path(path)

@@ -63,6 +63,12 @@ class ObjectStore(Protocol):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield the objects below the folder `prefix` at any depth, by path. It may be stale."""
 
+    def folders(self, prefix: str) -> Iterator[str]:
+        """Yield the names of the folders right below the folder `prefix`, in order.
+
+        It asks for no more than that, however many objects lie in them. It may be stale.
+        """
+
     def delete(self, path: str) -> None:
         """Remove the object; an absent one is fine."""
 

@@ -278,6 +278,18 @@ class ObstoreStore:
             )
         return iter(sorted(found, key=attrgetter("path")))
 
+    def folders(self, prefix: str) -> Iterator[str]:
+        """Name the folders; the store leaves out what lies in them."""
+        start = folder_start(prefix)
+        with _request(StorageCall("list", prefix, self.url), is_write=False):
+            found = _insist(
+                lambda: obstore.list_with_delimiter(self._client, prefix or None)[
+                    "common_prefixes"
+                ]
+            )
+        below = (path.rstrip("/") for path in found)
+        return iter(sorted(path[len(start) :] for path in below if path.startswith(start)))
+
     def delete(self, path: str) -> None:
         """Remove the object if it is there."""
         call = StorageCall("delete", check_path(path), self.url)

@@ -76,6 +76,10 @@ class ForwardingStore(ObjectStore):
         return self._forward("list", prefix, lambda store: iter([*store.list(prefix)]))
 
     @override
+    def folders(self, prefix: str) -> Iterator[str]:
+        return self._forward("list", prefix, lambda store: iter([*store.folders(prefix)]))
+
+    @override
     def delete(self, path: str) -> None:
         self._forward("delete", path, lambda store: store.delete(path))
 
