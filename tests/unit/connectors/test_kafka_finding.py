@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import admin as kafka_admin
 from typing_extensions import override
 
-from penstock.connectors.kafka import offset_calls
+from penstock.connectors.kafka import offset_calls, topics
 from penstock.connectors.kafka.positions import Partition, PartitionOffset, Selection, Start
 from penstock.connectors.kafka.source import KafkaSource, KafkaSourceConfig
 from penstock.errors import ExternalError, UserError
@@ -30,6 +30,8 @@ class Cluster:
 
     held: dict[Partition, Any]
     asked: list[Partition] = field(default_factory=list)
+    is_deleted_meanwhile: bool = False
+    """Whether the topic goes away between the question for it and that for offsets."""
     servers: str = "memory"
 
     def admin(self, *_: Any) -> "Cluster":
@@ -45,6 +47,10 @@ class Cluster:
         return {}
 
     def describe_topics(self, _: Any, **__: Any) -> dict[str, "Future[Any]"]:
+        if self.is_deleted_meanwhile and self.asked:
+            future: Future[Any] = Future()
+            future.set_exception(KafkaException(UNKNOWN))
+            return {"a": future}
         numbers = [SimpleNamespace(id=each.number) for each in self.held]
         return {"a": _answered(SimpleNamespace(topic_id="id", partitions=numbers))}
 
@@ -68,6 +74,8 @@ class Cluster:
 NO_LEADER = -1001
 UNDER_WAY = None
 TIMEOUT = KafkaError(KafkaError._TIMED_OUT)
+NO_LEADERS = KafkaError(KafkaError._NOENT)
+UNKNOWN = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
 FORBIDDEN = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 
 
@@ -227,6 +235,18 @@ def test_what_is_forbidden_is_refused_whoever_else_answers() -> None:
     plan(source, known(P, Q))
     with pytest.raises(UserError, match="no permission"):
         plan(source, known(P, Q))
+
+
+def test_a_topic_that_is_deleted_while_it_is_asked_for_is_told_from_one_without_leaders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topics, "_DELETED_SECONDS", 0.0)
+    cluster = Cluster({P: NO_LEADERS, Q: NO_LEADERS})
+    with pytest.raises(ExternalError, match="a/0 cannot be read"):
+        plan(source_of(cluster), known(P, Q))
+    cluster = Cluster({P: NO_LEADERS, Q: NO_LEADERS}, is_deleted_meanwhile=True)
+    with pytest.raises(UserError, match="'a', which this job reads, was deleted"):
+        plan(source_of(cluster), known(P, Q))
 
 
 def test_a_source_that_is_released_asks_all_partitions_anew() -> None:

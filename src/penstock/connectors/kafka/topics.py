@@ -139,8 +139,9 @@ class Topics:
         """
         try:
             yield
-        except UserError as error:
-            if error.context.get("kafka_error") in _UNKNOWN:
+        except PenstockError as error:
+            # Nobody leads the partitions of a topic that the client does not find any longer.
+            if error.context.get("kafka_error") in (*_UNKNOWN, "_NOENT"):
                 self.check_ids(known)
             raise
 
