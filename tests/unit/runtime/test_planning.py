@@ -106,6 +106,23 @@ def test_in_the_last_epoch_of_a_run_nothing_is_read_and_nothing_ends() -> None:
     assert part.resting == ("b",)
 
 
+@pytest.mark.parametrize(
+    ("plan", "holds"),
+    [
+        (planned("a"), True),
+        (SourcePlan((), is_complete=False, waiting=("a",)), True),
+        (SourcePlan((), is_complete=False), False),
+    ],
+)
+def test_in_the_last_epoch_event_time_does_not_pass_what_the_next_run_reads(
+    plan: SourcePlan, holds: bool
+) -> None:
+    # A split that gave rows long ago would count as idle: the epoch before may have been long.
+    planner = a_planner(plan, known={"a": SplitState(), "b": SplitState()})
+    (part,) = dealt(planner.plan(0, None, is_last=True))
+    assert part.holds_watermark is holds
+
+
 def test_a_source_is_asked_with_what_is_known_the_budget_and_the_time() -> None:
     asked: list[Any] = []
 

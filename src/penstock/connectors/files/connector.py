@@ -198,7 +198,7 @@ def _find_format_problems(given: object) -> list[str]:
     """Return why a format is none of files."""
     if given is None or (isinstance(given, str) and (given in _FORMATS or ":" in given)):
         return []
-    if given == "upsert":
+    if isinstance(given, str) and given == "upsert":  # a column may be given by mistake
         return [UPSERTS_NEED_KEYS]
     return [f"format {given!r:.80} is unknown{did_you_mean(str(given), _FORMATS)}"]
 

@@ -250,9 +250,9 @@ class SourcePlanner:
                 plan = SourcePlan(
                     (),
                     is_complete=plan.is_complete and not plan.splits,
-                    # Splits that this epoch would have begun wait for the next run.
+                    # Splits that this epoch would have read wait for the next run.
                     holds_watermark=plan.holds_watermark
-                    or any(split.name not in planned.known for split in plan.splits),
+                    or bool(plan.splits or plan.waiting),
                 )
             readers = self._graph.edges_out_of(operator)
             told = [inputs[e.target][e.input_index].event_time_micros for e in readers]
