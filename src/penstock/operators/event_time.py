@@ -152,6 +152,19 @@ def next_idle_micros(
     return min(due, default=None)
 
 
+def is_nearly_idle(
+    state: "SplitState", spec: WatermarkSpec | None, now_micros: int
+) -> bool:
+    """Return whether a split that is busy must be noted as such, or it would become idle.
+
+    To note it more often would change the state of a job in which nothing happens.
+    """
+    since, timeout = state.last_active_micros, None
+    if spec is not None:
+        timeout = spec.idle_timeout_micros
+    return since is not None and timeout is not None and 2 * (now_micros - since) >= timeout
+
+
 def _is_idle(
     state: "SplitState | PartitionState", spec: WatermarkSpec, now_micros: int
 ) -> bool:

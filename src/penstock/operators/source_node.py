@@ -12,6 +12,7 @@ from penstock.errors import ErrorCode, UserCodeError, UserError
 from penstock.graph.logical import MAIN
 from penstock.operators.context import SourceCollector, SourceContext, Targets
 from penstock.operators.event_time import (
+    is_nearly_idle,
     last_watermark,
     next_idle_micros,
     watermark_of_splits,
@@ -176,7 +177,12 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         only = splits[0].name if len(splits) == 1 else None
         # A split with planned rows is not idle, even if the budget left them unread.
         active = [s.name for s in splits if s.end is not None and s.end != s.start]
-        active += self._assignment.waiting
+        now, spec = context.processing_time_micros, self.node.watermark
+        active += (
+            name
+            for name in self._assignment.waiting
+            if is_nearly_idle(context.split_state(name), spec, now)
+        )
         for given, latest_micros in self.collector.latest_by_split.items():
             name = only if given is None else given
             if name is None:
