@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from penstock.core.figures import show_count
 from penstock.core.ids import OperatorId
-from penstock.core.watermark import event_time_of
+from penstock.core.watermark import InputWatermark, event_time_of
 from penstock.graph.logical import BAD, LATE, LogicalGraph, Node
 from penstock.operators.event_time import slowest_split
 from penstock.runtime.driver.decide import OperatorStatus
@@ -46,9 +46,14 @@ class OperatorTotals:
         """Yield the status of every operator after an epoch."""
         graph, state = self._graph, session.state
         known = known_inputs(graph, state.manifest)
+        sent: dict[OperatorId, list[InputWatermark]] = defaultdict(list)
+        for target, inputs in known.items():
+            for edge, each in zip(graph.edges_into(target), inputs, strict=True):
+                sent[edge.source].append(each)
         for node in graph.nodes:
             lag = ran.reading.lags.get(node.operator)
-            inputs = known[node.operator]
+            # A source has no inputs: what it has sent counts.
+            inputs = known[node.operator] or tuple(sent[node.operator])
             watermark = event_time_of(inputs)
             files = {
                 file.path: file.size_bytes

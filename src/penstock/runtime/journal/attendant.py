@@ -16,11 +16,11 @@ import platform
 import socket
 import threading
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 
 from typing_extensions import override
 
 from penstock.core.settings import current
+from penstock.core.versions import own_version
 from penstock.errors import PenstockError
 from penstock.runtime.driver.decide import JobPhase, JobStatus
 from penstock.runtime.driver.driver import JobDriver
@@ -55,7 +55,7 @@ class Attendant(JobListener):
         place = DriverPlace(
             platform.node() or socket.gethostname(),
             os.getpid(),
-            _own_version(),
+            own_version(),
             clock.now_micros(),
         )
         self._gathered = Gathered(place)
@@ -161,10 +161,3 @@ def attend(options: RunOptions, environment: JobEnvironment) -> JobDriver:
     if options.keeps_journal:
         driver.add_listener(Attendant(driver, environment))
     return driver
-
-
-def _own_version() -> str:
-    try:
-        return version("penstock")
-    except PackageNotFoundError:
-        return "unknown"

@@ -1,0 +1,80 @@
+"""Prints values: as text for people, as JSON for programs; errors become messages and exit codes.
+
+Data goes to standard output and everything else to standard error, so that a pipe gets data only.
+Colour is left out where the output is no terminal, or `NO_COLOR` is set.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.console import describe_error, exit_code
+from penstock.errors import PenstockError
+
+EXIT_NOT_DONE = 20
+"""The exit code of a request that was not honoured, or of a question whose answer is no."""
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as JSON has it: dataclasses as objects, instants as text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: to_plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        }
+    if isinstance(value, Mapping):
+        return {str(name): to_plain(part) for name, part in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [to_plain(part) for part in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value
+
+
+def show(value: Any, *, as_json: bool, text: Callable[[], str] | None = None) -> None:
+    """Print a value: its JSON, or its text."""
+    if as_json:
+        encoded = msgspec.json.encode(to_plain(value), enc_hook=str)
+        typer.echo(msgspec.json.format(encoded, indent=2).decode())
+        return
+    typer.echo(str(value) if text is None else text())
+
+
+def show_table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
+    """Print rows in columns; `empty` is said on standard error if there are none."""
+    if not rows:
+        say(empty)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    if not console.is_terminal:
+        console.width = 10_000  # a pipe has no width: rows stay whole
+    console.print(table)
+
+
+def say(text: str) -> None:
+    """Tell the person something that is no data."""
+    typer.echo(text, err=True)
+
+
+@contextmanager
+def telling_errors() -> Iterator[None]:
+    """Turn an error of Penstock into its message and exit code."""
+    try:
+        yield
+    except PenstockError as error:
+        say(describe_error(error))
+        raise typer.Exit(exit_code(error)) from error
