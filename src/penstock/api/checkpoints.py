@@ -209,6 +209,16 @@ class Checkpoints:
             epochs = tuple(int(ref.epoch) for ref in done.given_up)
             return Collected(epochs, done.deleted_objects + deleted)
 
+    def list_collectable(self, keep: RetentionLike | None = None) -> tuple[int, ...]:
+        """Return the epochs that `collect` would give up now, oldest first. Changes nothing."""
+        rule = Retention() if keep is None else to_retention(keep)
+        going = self._job.plan_collection(
+            self._require_job(),
+            keep_epochs=rule.epochs or current().keep_epochs,
+            keep_micros=rule.age_micros,
+        )
+        return tuple(sorted(int(ref.epoch) for ref in going))
+
     def read(
         self,
         step: str,

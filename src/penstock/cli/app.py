@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import jobs
+from penstock.cli import checkpoints, jobs
 from penstock.core.versions import describe_versions
 
 app = typer.Typer(
@@ -44,5 +44,15 @@ def version() -> None:
 
 
 _RUNNING = "Running jobs"
-for command in (jobs.jobs, jobs.status, jobs.logs, jobs.stop, jobs.compact):
-    app.command(rich_help_panel=_RUNNING)(command)
+app.command(rich_help_panel=_RUNNING)(jobs.jobs)
+app.command(rich_help_panel=_RUNNING)(jobs.status)
+app.command(rich_help_panel=_RUNNING)(jobs.logs)
+app.command(rich_help_panel=_RUNNING)(jobs.stop)
+app.command(rich_help_panel=_RUNNING)(jobs.compact)
+
+_EPOCHS = "Epochs"
+app.add_typer(checkpoints.checkpoints_app, name="checkpoints", rich_help_panel=_EPOCHS)
+app.add_typer(checkpoints.savepoint_app, name="savepoint", rich_help_panel=_EPOCHS)
+app.command(rich_help_panel=_EPOCHS)(checkpoints.branch)
+app.command(rich_help_panel=_EPOCHS)(checkpoints.restore)
+app.command(rich_help_panel=_EPOCHS)(checkpoints.gc)

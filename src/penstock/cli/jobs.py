@@ -3,11 +3,12 @@
 import getpass
 import platform
 import time
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import typer
 
 from penstock.cli.output import EXIT_NOT_DONE, say, show, show_table, telling_errors
+from penstock.cli.places import AsJson, Job, Url, Wait, to_url
 from penstock.core.clock import SystemClock, to_micros
 from penstock.core.figures import show_count, show_instant, show_seconds
 from penstock.core.ids import JobId
@@ -17,18 +18,6 @@ from penstock.runtime.journal.events import Event
 from penstock.runtime.journal.reading import await_answer, events_since
 from penstock.runtime.journal.requests import ask, new_request, withdraw
 from penstock.state.storage.urls import to_store
-
-Url: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        "--checkpoint",
-        "-c",
-        envvar="PENSTOCK_CHECKPOINT",
-        help="Where the job keeps its checkpoints: a folder, s3://…, gs://… or az://…",
-    ),
-]
-Job: TypeAlias = Annotated[str, typer.Argument(help="The name of the job.")]
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def jobs(
@@ -58,18 +47,18 @@ def _row_of(report: JobReport) -> tuple[str, ...]:
     return report.job, str(report.health), epoch, f"{age} ago", problem
 
 
-def status(job: Job, url: Url, as_json: AsJson = False) -> None:
+def status(job: Job, url: Url = None, as_json: AsJson = False) -> None:
     """Say how a job is, what holds its watermark back, and why it is not well.
 
     Example: penstock status shop -c s3://bucket/checkpoints
     """
     with telling_errors():
-        show(report_job(url, job), as_json=as_json)
+        show(report_job(to_url(url), job), as_json=as_json)
 
 
 def logs(
     job: Job,
-    url: Url,
+    url: Url = None,
     since: Annotated[str, typer.Option(help="How far back, such as 30m or 1d.")] = "1h",
     as_json: AsJson = False,
 ) -> None:
@@ -78,7 +67,7 @@ def logs(
     Example: penstock logs shop -c checkpoints --since 2h
     """
     with telling_errors():
-        store, now = to_store(url), SystemClock().now_micros()
+        store, now = to_store(to_url(url)), SystemClock().now_micros()
         read_report(
             store, JobId(job), SystemClock()
         )  # a job that does not exist is an error
@@ -113,7 +102,7 @@ def _lines_of(event: Event) -> list[str]:
 
 def request(
     job: str,
-    url: str,
+    url: str | None,
     action: str,
     *,
     wait: str,
@@ -122,7 +111,7 @@ def request(
 ) -> None:
     """Ask a job for something, and wait for the answer."""
     with telling_errors():
-        store, clock, of = to_store(url), SystemClock(), JobId(job)
+        store, clock, of = to_store(to_url(url)), SystemClock(), JobId(job)
         read_report(store, of, clock)
         now = clock.now_micros()
         asked = new_request(
@@ -147,14 +136,9 @@ def request(
             raise typer.Exit(EXIT_NOT_DONE)
 
 
-Wait: TypeAlias = Annotated[
-    str, typer.Option("--wait", help="How long to wait for the answer.")
-]
-
-
 def stop(
     job: Job,
-    url: Url,
+    url: Url = None,
     mode: Annotated[StopMode, typer.Option(help="How to stop.")] = StopMode.CHECKPOINT,
     wait: Wait = "2m",
 ) -> None:
@@ -165,7 +149,7 @@ def stop(
     request(job, url, "stop", mode=mode, wait=wait)
 
 
-def compact(job: Job, url: Url, wait: Wait = "10m") -> None:
+def compact(job: Job, url: Url = None, wait: Wait = "10m") -> None:
     """Have a running job merge the files of its state as far as possible.
 
     Example: penstock compact shop -c s3://bucket/checkpoints

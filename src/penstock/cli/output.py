@@ -70,6 +70,19 @@ def say(text: str) -> None:
     typer.echo(text, err=True)
 
 
+def confirm(expected: str, consequence: str) -> None:
+    """Have the person type a name before something that cannot be undone; else stop.
+
+    Without a terminal there is nobody to ask, and the option alone counts.
+    """
+    if not sys.stdin.isatty():
+        return
+    say(f"{consequence}. There is no way back.")
+    if typer.prompt(f"Type {expected!r} to go on", err=True) != expected:
+        say("nothing was changed")
+        raise typer.Exit(EXIT_NOT_DONE)
+
+
 @contextmanager
 def telling_errors() -> Iterator[None]:
     """Turn an error of Penstock into its message and exit code."""

@@ -86,6 +86,8 @@ class Settings:
     epoch_deadline_seconds: Annotated[int, Meta(ge=1, le=31_536_000)] = 21_600
     """On Spark: how long an epoch that reads may run. A longer one is cancelled, because one
     of its sources must be stuck. The default is far longer than any epoch should take."""
+    checkpoint: str | None = None
+    """Where jobs keep their checkpoints, for commands that are not told: a folder or a URL."""
     journal_keep_seconds: Annotated[int, Meta(ge=60, le=31_536_000)] = 86_400
     """How long the events of a job's journal stay."""
     journal_samples: Literal["on", "off"] = "on"

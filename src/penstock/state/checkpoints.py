@@ -33,6 +33,7 @@ from penstock.state.protocol.collection import (
     Memory,
     SweepOutcome,
     collect_garbage,
+    plan_collection,
     sweep_orphans,
 )
 from penstock.state.protocol.paths import manifest_path, marker_path, metadata_path
@@ -162,6 +163,15 @@ class JobCheckpoints:
             memory=self.memory,
         )
         return self._run(leave_off(collection, is_over, LeftOff()))
+
+    def plan_collection(
+        self, claim: ClaimRecord, *, keep_epochs: int, keep_micros: int | None = None
+    ) -> tuple[CheckpointRef, ...]:
+        """Return what `collect` would give up now. Changes nothing."""
+        since = None if keep_micros is None else self.clock.now_micros() - keep_micros
+        keep = retention.KeepRule(keep_epochs, since)
+        plan = plan_collection(self._actor(claim.job), claim, keep, memory=Memory())
+        return self._run(plan)
 
     def newest_claim(self) -> ClaimRecord | None:
         """Read the newest claim; None for a job that does not exist."""

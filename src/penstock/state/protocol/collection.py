@@ -149,6 +149,13 @@ def collect_garbage(
     return (yield from reading.unless_fenced(claim, collected))
 
 
+def plan_collection(
+    actor: Actor, claim: ClaimRecord, keep: KeepRule, *, memory: Memory
+) -> Steps[tuple[CheckpointRef, ...]]:
+    """Return what a collection would give up now. Changes nothing."""
+    return (yield from _Collector(actor, claim, memory).plan(keep))
+
+
 def sweep_orphans(
     actor: Actor, claim: ClaimRecord, *, memory: Memory
 ) -> Steps[SweepOutcome]:
@@ -165,6 +172,14 @@ class _Collector:
     actor: Actor
     claim: ClaimRecord
     memory: Memory
+
+    def plan(self, keep: KeepRule) -> Steps[tuple[CheckpointRef, ...]]:
+        state = yield from read_retention(self.actor)
+        newest = yield from self._read_newest()
+        if newest is None:
+            return ()
+        changed = yield from self._decide(state, newest, keep)
+        return tuple(ref for ref in changed.collecting if ref not in state.collecting)
 
     def collect(self, keep: KeepRule) -> Steps[CollectionOutcome]:
         while True:
