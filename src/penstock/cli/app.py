@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import checkpoints, jobs
+from penstock.cli import checkpoints, jobs, running
 from penstock.core.versions import describe_versions
 
 app = typer.Typer(
@@ -42,6 +42,11 @@ def version() -> None:
     """
     typer.echo(describe_versions())
 
+
+_PROGRAMS = "Programs"
+app.command(rich_help_panel=_PROGRAMS)(running.run)
+app.command(rich_help_panel=_PROGRAMS)(running.plan)
+app.command(rich_help_panel=_PROGRAMS)(running.graph)
 
 _RUNNING = "Running jobs"
 app.command(rich_help_panel=_RUNNING)(jobs.jobs)

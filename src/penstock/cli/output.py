@@ -22,6 +22,8 @@ from penstock.errors import PenstockError
 
 EXIT_NOT_DONE = 20
 """The exit code of a request that was not honoured, or of a question whose answer is no."""
+EXIT_LOSSY = 21
+"""The exit code of a plan by which state is lost."""
 
 
 def to_plain(value: Any) -> Any:

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
+from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 
 import cloudpickle
@@ -70,6 +71,11 @@ def _dumps(obj: Any) -> bytes:
     written = io.BytesIO()
     _Pickler(written).dump(obj)
     return written.getvalue()
+
+
+def send_by_value(module: ModuleType) -> None:
+    """Have everything that a module defines sent to workers, which need not have the module."""
+    cloudpickle.register_pickle_by_value(module)
 
 
 def unpickle_function(function: UserFunction) -> Any:

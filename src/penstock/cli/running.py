@@ -1,0 +1,135 @@
+"""Commands about programs: `run`, `plan` and `graph`."""
+
+from enum import StrEnum
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from penstock.cli.output import EXIT_LOSSY, show, telling_errors
+from penstock.cli.places import AsJson, Url, to_epoch, to_url
+from penstock.cli.programs import load_pipeline
+from penstock.cli.until import Until
+from penstock.console import Progress
+from penstock.runtime.driver.fitness import Fate, StartCheck
+
+Program: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE[:NAME]",
+        help="A program with a pipeline, or with a function that returns one.",
+    ),
+]
+Settings: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="An argument of the function: key=value. May be repeated."),
+]
+Restore: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="Go back to an epoch, or to a savepoint by name, first."),
+]
+AllowDropped: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--allow-dropped", help="Go on although state is left behind that nothing uses."
+    ),
+]
+
+
+def run(
+    program: Program,
+    url: Url = None,
+    settings: Settings = None,
+    master: Annotated[
+        str | None, typer.Option(help="The master of another Spark than one in here.")
+    ] = None,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="Run without Spark, in this process.")
+    ] = False,
+    restore: Restore = None,
+    allow_dropped: AllowDropped = False,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="When to stop: idle, epoch:N, or after a time such as 10m. "
+            "Else when the data ends."
+        ),
+    ] = None,
+) -> None:
+    """Run a job until its data ends, or as long as --until says.
+
+    Example: penstock run job.py --until idle
+    """
+    with telling_errors():
+        pipeline, place = load_pipeline(program, settings or ()), to_url(url)
+        options: dict[str, Any] = {
+            "restore": to_epoch(restore),
+            "allow_dropped_state": allow_dropped,
+            "on_status": Progress(),
+        }
+        if in_process:
+            job = pipeline.start_in_process(place, **options)
+        else:
+            job = pipeline.start(place, master=master, **options)
+        if until is not None:
+            Until.of(until).attend(job)
+        typer.echo(str(job.wait()))
+
+
+def plan(
+    program: Program,
+    url: Url = None,
+    settings: Settings = None,
+    restore: Restore = None,
+    allow_dropped: AllowDropped = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what the next start of a job would do to its state, without changing anything.
+
+    The exit code is 0 if the job would start and lose nothing, 21 if it would lose state, and
+    that of the error if it would be refused.
+
+    Example: penstock plan job.py -c s3://bucket/checkpoints
+    """
+    with telling_errors():
+        check = load_pipeline(program, settings or ()).check(
+            to_url(url), restore=to_epoch(restore), allow_dropped_state=allow_dropped
+        )
+        show(_to_shown(check), as_json=as_json, text=lambda: str(check))
+        if check.problems:
+            raise typer.Exit(check.problems[0].exit_code)
+        if any(state.fate is Fate.DROPPED for state in check.states):
+            raise typer.Exit(EXIT_LOSSY)
+
+
+def _to_shown(check: StartCheck) -> dict[str, Any]:
+    return {
+        "job": check.job,
+        "epoch": check.epoch,
+        "is_possible": check.is_possible,
+        "states": check.states,
+        "problems": [problem.message for problem in check.problems],
+        "notes": check.notes,
+    }
+
+
+class GraphFormat(StrEnum):
+    """How `graph` shows a pipeline."""
+
+    TEXT = "text"
+    MERMAID = "mermaid"
+    JSON = "json"
+
+
+def graph(
+    program: Program,
+    settings: Settings = None,
+    form: Annotated[
+        GraphFormat, typer.Option("--format", help="How to show it.")
+    ] = GraphFormat.MERMAID,
+) -> None:
+    """Show the graph of a pipeline: for Mermaid, as text, or as JSON.
+
+    Example: penstock graph job.py --format text
+    """
+    with telling_errors():
+        typer.echo(str(load_pipeline(program, settings or ()).explain(form.value)))
