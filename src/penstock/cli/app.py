@@ -47,6 +47,7 @@ _PROGRAMS = "Programs"
 app.command(rich_help_panel=_PROGRAMS)(running.run)
 app.command(rich_help_panel=_PROGRAMS)(running.plan)
 app.command(rich_help_panel=_PROGRAMS)(running.graph)
+app.command(rich_help_panel=_PROGRAMS)(running.doctor)
 
 _RUNNING = "Running jobs"
 app.command(rich_help_panel=_RUNNING)(jobs.jobs)

@@ -21,7 +21,8 @@ from penstock.cli.places import (
     to_epoch,
     to_url,
 )
-from penstock.errors import ErrorCode, StateError
+from penstock.errors import CorruptStateError, ErrorCode, StateError
+from penstock.inspect.verifying import verify_job
 
 checkpoints_app = typer.Typer(no_args_is_help=True, help="Look at the epochs of a job.")
 savepoint_app = typer.Typer(no_args_is_help=True, help="Keep epochs under names.")
@@ -75,6 +76,21 @@ def show_epoch(
         place = to_url(url)
         say(f"to go back to it:   penstock restore {job} {found.epoch} -c {place}")
         say(f"to try something:   penstock branch {job} NAME -e {found.epoch} -c {place}")
+
+
+@checkpoints_app.command("verify")
+def verify(job: Job, url: Url = None, as_json: AsJson = False) -> None:
+    """Read every byte that the kept epochs need, and check it.
+
+    The exit code is 8 if anything is damaged.
+
+    Example: penstock checkpoints verify shop
+    """
+    with telling_errors():
+        found = verify_job(to_url(url), job)
+        show(found, as_json=as_json)
+        if not found.is_whole:
+            raise typer.Exit(CorruptStateError.exit_code)
 
 
 def _find_epoch(checkpoints: Checkpoints, job: str, epoch: str) -> StoredEpoch:

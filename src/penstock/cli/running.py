@@ -5,11 +5,13 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from penstock.cli.output import EXIT_LOSSY, show, telling_errors
+from penstock.cli.output import EXIT_LOSSY, EXIT_NOT_DONE, show, telling_errors
 from penstock.cli.places import AsJson, Url, to_epoch, to_url
 from penstock.cli.programs import load_pipeline
 from penstock.cli.until import Until
 from penstock.console import Progress
+from penstock.core.settings import current
+from penstock.inspect.doctoring import diagnose
 from penstock.runtime.driver.fitness import Fate, StartCheck
 
 Program: TypeAlias = Annotated[
@@ -110,6 +112,20 @@ def _to_shown(check: StartCheck) -> dict[str, Any]:
         "problems": [problem.message for problem in check.problems],
         "notes": check.notes,
     }
+
+
+def doctor(url: Url = None, as_json: AsJson = False) -> None:
+    """Look whether a job can run here: Java, Spark, packages, the store, the clock.
+
+    The exit code is 20 if something is missing.
+
+    Example: penstock doctor -c s3://bucket/checkpoints
+    """
+    with telling_errors():
+        found = diagnose(url or current().checkpoint)
+        show(found, as_json=as_json)
+        if not found.is_well:
+            raise typer.Exit(EXIT_NOT_DONE)
 
 
 class GraphFormat(StrEnum):
