@@ -104,22 +104,31 @@ def read_rows(
     spec: TableSpec | None = None,
 ) -> pa.Table:
     """Return the rows of one table; `spec` declares it, if its state has versions."""
-    parts, job = read_parts(store, manifest), manifest.ref.job
-    declared = spec or _stored_spec(manifest, parts, step, table)
     with tempfile.TemporaryDirectory(prefix="penstock-cache-") as folder:
-        environment = TableEnvironment(
-            TaskInfo(job, step, Subtask(0, 1)),
-            FIRST_GENERATION,
-            new_token(),
-            store,
-            FileCache(Path(folder), limit_bytes=0),
-        )
-        manager = TableManager.load(
-            environment, [declared], parts.get(step, {}), allow_dropped=True
-        )
+        cache = FileCache(Path(folder), limit_bytes=0)
+        declared, manager = open_table(store, manifest, step, table, cache, spec)
         with closing(manager):
-            manager.begin_epoch(frontier_of(manifest, step))
-            return _rows_of(manager, declared)
+            return rows_of(manager, declared)
+
+
+def open_table(
+    store: ObjectStore,
+    manifest: CheckpointManifest,
+    step: OperatorId,
+    table: str,
+    cache: FileCache,
+    spec: TableSpec | None = None,
+) -> tuple[TableSpec, TableManager]:
+    """Open one table as a subtask that owns all keys; close the manager afterwards."""
+    parts = read_parts(store, manifest)
+    declared = spec or _stored_spec(manifest, parts, step, table)
+    task = TaskInfo(manifest.ref.job, step, Subtask(0, 1))
+    environment = TableEnvironment(task, FIRST_GENERATION, new_token(), store, cache)
+    manager = TableManager.load(
+        environment, [declared], parts.get(step, {}), allow_dropped=True
+    )
+    manager.begin_epoch(frontier_of(manifest, step))
+    return declared, manager
 
 
 def _stored_spec(
@@ -149,7 +158,8 @@ def _stored_spec(
     return TableSpec(TableName(table), config.table_type, config.config)
 
 
-def _rows_of(manager: TableManager, spec: TableSpec) -> pa.Table:
+def rows_of(manager: TableManager, spec: TableSpec) -> pa.Table:
+    """Return all rows of an open table."""
     if spec.table_type == state_pb2.KEYED_TABLE:
         view = manager.get_keyed_state(spec.name)
         return pa.Table.from_batches(view.scan(), schema=view.schema.declared)

@@ -11,13 +11,17 @@ import typer
 from penstock.api.checkpoints import Checkpoints
 from penstock.api.checkpoints import checkpoints as open_checkpoints
 from penstock.api.epoch_list import Savepoint, StoredEpoch, shown_bytes
-from penstock.cli.output import confirm, say, show, show_table, telling_errors
-from penstock.cli.places import (
+from penstock.cli.terminal import (
     AsJson,
     EpochArgument,
     EpochOption,
     Job,
     Url,
+    confirm,
+    say,
+    show,
+    show_table,
+    telling_errors,
     to_epoch,
     to_url,
 )

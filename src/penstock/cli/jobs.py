@@ -7,8 +7,18 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.output import EXIT_NOT_DONE, say, show, show_table, telling_errors
-from penstock.cli.places import AsJson, Job, Url, Wait, to_url
+from penstock.cli.terminal import (
+    EXIT_NOT_DONE,
+    AsJson,
+    Job,
+    Url,
+    Wait,
+    say,
+    show,
+    show_table,
+    telling_errors,
+    to_url,
+)
 from penstock.core.clock import SystemClock, to_micros
 from penstock.core.figures import show_count, show_instant, show_seconds
 from penstock.core.ids import JobId

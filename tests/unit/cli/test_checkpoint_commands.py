@@ -30,7 +30,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     )
     settings = DriverSettings(budget=SourceBudget(rows=5), adapts_budget=False)
     LocalJob(shop, store=to_store(str(tmp_path)), settings=settings).run(epochs=6)
-    monkeypatch.setattr("penstock.cli.places.current", lambda: _Given(str(tmp_path)))
+    monkeypatch.setattr("penstock.cli.terminal.current", lambda: _Given(str(tmp_path)))
     return str(tmp_path)
 
 
@@ -108,7 +108,7 @@ def test_the_newest_epoch_cannot_be_collected(url: str) -> None:
 def test_a_command_that_is_not_told_where_says_all_the_ways(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.cli.places.current", lambda: _Given(""))
+    monkeypatch.setattr("penstock.cli.terminal.current", lambda: _Given(""))
     result = run("status", "shop")
     assert result.exit_code == 2
     for way in ("--checkpoint", "PENSTOCK_CHECKPOINT", "penstock.toml"):

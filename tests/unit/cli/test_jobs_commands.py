@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 import penstock as pen
 from penstock.cli.app import app
-from penstock.cli.output import EXIT_NOT_DONE
+from penstock.cli.terminal import EXIT_NOT_DONE
 
 
 def run(*arguments: str) -> Result:

@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.cli.app import app
-from penstock.cli.output import EXIT_LOSSY
 from penstock.cli.programs import load_pipeline
-from penstock.cli.until import Until
+from penstock.cli.running import Until
+from penstock.cli.terminal import EXIT_LOSSY
 from penstock.errors import UserCodeError, UserError
 from penstock.runtime.driver.decide import JobPhase, JobStatus
 

@@ -1,7 +1,11 @@
-"""Prints values: as text for people, as JSON for programs; errors become messages and exit codes.
+"""What commands take and print: arguments that many have, values as text or JSON, errors, questions.
 
 Data goes to standard output and everything else to standard error, so that a pipe gets data only.
-Colour is left out where the output is no terminal, or `NO_COLOR` is set.
+Colour is left out where the output is no terminal, or `NO_COLOR` is set. Errors become messages
+and exit codes.
+
+The checkpoint URL is the option `--checkpoint`, else the setting `checkpoint`: of the environment,
+as `PENSTOCK_CHECKPOINT`, or of `penstock.toml`.
 """
 
 import dataclasses
@@ -9,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import typer
@@ -18,12 +22,63 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.console import describe_error, exit_code
-from penstock.errors import PenstockError
+from penstock.core.settings import current
+from penstock.errors import ErrorCode, PenstockError, UserError
 
 EXIT_NOT_DONE = 20
 """The exit code of a request that was not honoured, or of a question whose answer is no."""
 EXIT_LOSSY = 21
 """The exit code of a plan by which state is lost."""
+
+Url: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        "-c",
+        help="Where the job keeps its checkpoints: a folder, s3://…, gs://… or az://…",
+        show_default="the setting `checkpoint`",
+    ),
+]
+Job: TypeAlias = Annotated[str, typer.Argument(help="The name of the job.")]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+EpochArgument: TypeAlias = Annotated[
+    str, typer.Argument(help="The number of an epoch, or the name of a savepoint.")
+]
+EpochOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--epoch",
+        "-e",
+        help="The number of an epoch, or the name of a savepoint.",
+        show_default="the newest that is committed",
+    ),
+]
+Wait: TypeAlias = Annotated[
+    str, typer.Option("--wait", help="How long to wait for the answer.")
+]
+
+
+def to_url(given: str | None) -> str:
+    """Return the checkpoint URL that a command is about."""
+    url = given or current().checkpoint
+    if not url:
+        raise UserError(
+            "it is not said where the checkpoints are: give --checkpoint URL, or set "
+            'PENSTOCK_CHECKPOINT, or write checkpoint = "URL" into penstock.toml',
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    return url
+
+
+def to_epoch(given: str | None) -> int | str | None:
+    """Return an epoch as `pen.checkpoints` takes it: a number, or the name of a savepoint.
+
+    >>> to_epoch("12"), to_epoch("before-deploy"), to_epoch(None)
+    (12, 'before-deploy', None)
+    """
+    return (
+        int(given) if given is not None and given.isascii() and given.isdigit() else given
+    )
 
 
 def to_plain(value: Any) -> Any:
