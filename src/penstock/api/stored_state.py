@@ -106,7 +106,7 @@ def read_rows(
     """Return the rows of one table; `spec` declares it, if its state has versions."""
     with tempfile.TemporaryDirectory(prefix="penstock-cache-") as folder:
         cache = FileCache(Path(folder), limit_bytes=0)
-        declared, manager = open_table(store, manifest, step, table, cache, spec)
+        declared, manager = open_table(store, manifest, step, table, cache=cache, spec=spec)
         with closing(manager):
             return rows_of(manager, declared)
 
@@ -116,6 +116,7 @@ def open_table(
     manifest: CheckpointManifest,
     step: OperatorId,
     table: str,
+    *,
     cache: FileCache,
     spec: TableSpec | None = None,
 ) -> tuple[TableSpec, TableManager]:

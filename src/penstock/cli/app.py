@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import checkpoints, jobs, running
+from penstock.cli import checkpoints, jobs, running, state
 from penstock.core.versions import describe_versions
 
 app = typer.Typer(
@@ -62,3 +62,5 @@ app.add_typer(checkpoints.savepoint_app, name="savepoint", rich_help_panel=_EPOC
 app.command(rich_help_panel=_EPOCHS)(checkpoints.branch)
 app.command(rich_help_panel=_EPOCHS)(checkpoints.restore)
 app.command(rich_help_panel=_EPOCHS)(checkpoints.gc)
+
+app.add_typer(state.state_app, name="state", rich_help_panel="State")

@@ -43,7 +43,6 @@ from penstock.state.tables.table_manager import TableManager
 
 if TYPE_CHECKING:
     import duckdb
-    import pandas as pd
 
 _FIRST = datetime(1970, 1, 1, tzinfo=UTC)
 _CACHE_BYTES = 1 << 30
@@ -165,8 +164,8 @@ class OpenState:
                 self._manifest,
                 OperatorId(step),
                 named,
-                self._cache,
-                spec,
+                cache=self._cache,
+                spec=spec,
             )
         self._managers.append(manager)
         return StateTable(self, step, declared, manager)
@@ -220,6 +219,17 @@ class StateTable:
     def __repr__(self) -> str:
         return f"<table {self.name!r} of step {self.step!r}, {self.kind}>"
 
+    @property
+    def key_fields(self) -> "list[pa.Field[Any]]":
+        """The columns of its key, in order; none for a table by key and value."""
+        if self._spec.table_type == state_pb2.KEYED_TABLE:
+            schema: Any = self._manager.get_keyed_state(self._spec.name).schema
+        elif self._spec.table_type == state_pb2.TIME_KEYED_TABLE:
+            schema = self._manager.get_time_keyed_state(self._spec.name).schema
+        else:
+            return []
+        return [schema.declared.field(name) for name in schema.key_columns]
+
     def arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all rows: each key once, none deleted or expired."""
         with self._state._noticing_collection():  # noqa: SLF001 (of this file)
@@ -256,7 +266,7 @@ class StateTable:
 
         return pl.io.plugins.register_io_source(read, schema=schema)
 
-    def pandas(self, columns: Sequence[str] | None = None) -> "pd.DataFrame":
+    def pandas(self, columns: Sequence[str] | None = None) -> Any:
         """Return all rows as a pandas frame."""
         return self.arrow(columns).to_pandas()
 
