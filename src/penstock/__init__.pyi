@@ -38,6 +38,7 @@ from .errors import PenstockError as PenstockError
 from .graph.logical import BAD as BAD
 from .graph.logical import LATE as LATE
 from .graph.logical import MAIN as MAIN
+from .inspect.state import open_state as open_state
 from .operators.aggregates.aggregate import Aggregate as Aggregate
 from .operators.aggregates.functions import aggregate_rows as aggregate_rows
 from .operators.aggregates.functions import approx_distinct as approx_distinct
@@ -183,6 +184,7 @@ __all__ = [
     "min",
     "native_udf",
     "nexmark",
+    "open_state",
     "quantile",
     "read_committed",
     "record_format",

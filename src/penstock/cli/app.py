@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import checkpoints, jobs, running, state
+from penstock.cli import checkpoints, jobs, new_project, running, state
 from penstock.core.versions import describe_versions
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ def version() -> None:
 
 
 _PROGRAMS = "Programs"
+app.command(rich_help_panel=_PROGRAMS)(new_project.init)
 app.command(rich_help_panel=_PROGRAMS)(running.run)
 app.command(rich_help_panel=_PROGRAMS)(running.plan)
 app.command(rich_help_panel=_PROGRAMS)(running.graph)
