@@ -19,12 +19,16 @@ from penstock.runtime.driver.progress import EpochPhase
 from penstock.runtime.journal.events import Event
 from penstock.runtime.journal.reading import newest_event
 from penstock.runtime.journal.writer import INTERVAL_MICROS
+from penstock.runtime.plan.executor import KeySample
 from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import StorePlace, to_store
 
 _SILENT_MICROS = 4 * INTERVAL_MICROS
 """How long a driver may say nothing before it counts as silent: several events are missing."""
+
+_HOT_SHARE = 0.2
+"""From which share of an exchange's rows on a key is called hot."""
 
 
 class Health(StrEnum):
@@ -66,6 +70,19 @@ class WatermarkHolder:
 
 
 @dataclass(frozen=True, slots=True)
+class HotKey:
+    """A key that has many of the rows that go to an operator."""
+
+    operator: str
+    key: str
+    share: float
+    """Of the rows of one epoch, by a sample."""
+
+    def __str__(self) -> str:
+        return f"{self.key} has {self.share:.0%} of the rows of {self.operator}"
+
+
+@dataclass(frozen=True, slots=True)
 class JobReport:
     """How a job is at one instant."""
 
@@ -84,6 +101,12 @@ class JobReport:
     held_back_by: WatermarkHolder | None = None
     event: Event | None = None
     """The newest event of its journal."""
+
+    @property
+    def hot_keys(self) -> tuple[HotKey, ...]:
+        """The most frequent key of each exchange, if it has a large share of the rows."""
+        found = [] if self.event is None else map(_hottest, self.event.keys)
+        return tuple(key for key in found if key is not None and key.share >= _HOT_SHARE)
 
     @property
     def status(self) -> JobStatus | None:
@@ -111,6 +134,7 @@ class JobReport:
             fields["watermark"] = show_instant(status.watermark_micros)
             fields["held back by"] = str(self.held_back_by or "")
             fields["restarts"] = str(status.restarts or "")
+            fields["hot keys"] = "; ".join(map(str, self.hot_keys))
         for number, problem in enumerate(self.problems):
             fields["problems" if number == 0 else " " * number] = problem
         return show_fields(title, fields)
@@ -234,6 +258,13 @@ def _problems_of(health: Health, event: Event | None, silent_micros: int) -> Ite
     waited = event.epochs.phases.get(EpochPhase.WAIT, 0)
     if waited * 2 > event.epochs.duration_micros:
         yield "epochs wait for compactions: more cores, or a larger compaction.max_runs, help"
+
+
+def _hottest(sample: KeySample) -> HotKey | None:
+    """Return the most frequent key of a sample; None without rows."""
+    for key, rows in sample.rows_by_key.items():
+        return HotKey(sample.target, key, rows / max(1, sample.rows))
+    return None
 
 
 def _find_holder(status: JobStatus) -> WatermarkHolder | None:

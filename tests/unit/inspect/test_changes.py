@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.inspect.changes import diff_rows
 
-SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("n", pa.int64())])
+_COLUMNS: dict[str, pa.DataType] = {"key": pa.string(), "n": pa.int64()}
+SCHEMA = pa.schema(_COLUMNS)
 KEYED = st.dictionaries(
     st.sampled_from(["a", "b", "c", None]), st.one_of(st.none(), st.integers(0, 2))
 )

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import penstock as pen
@@ -20,6 +21,7 @@ from penstock.inspect.job_report import (
 from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.urls import to_store
+from tests.builders.pipelines import CountLate
 
 MINUTE = 60_000_000
 
@@ -124,3 +126,17 @@ def test_looking_at_a_job_writes_nothing(tmp_path: Path) -> None:
     before = sorted(path for path in tmp_path.rglob("*"))
     read_report(to_store(str(tmp_path)), JobId("numbers"), SystemClock())
     assert sorted(path for path in tmp_path.rglob("*")) == before
+
+
+def test_a_key_with_many_of_the_rows_is_called_hot(tmp_path: Path) -> None:
+    pipeline = pen.Pipeline("numbers")
+    rows = [{"user": "ada" if number % 3 else f"u{number}"} for number in range(300)]
+    read = pipeline.read("in", pen.list_source(rows))
+    read.filter(pl.col("user") != "").key_by("user").process("count", CountLate()).write(
+        "out", pen.blackhole()
+    )
+    pipeline.run_in_process(str(tmp_path))
+    (hot,) = report_job(str(tmp_path), "numbers").hot_keys
+    assert (hot.operator, hot.key) == ("count", '"ada"')
+    assert 0.5 < hot.share < 0.8
+    assert '"ada" has ' in str(report_job(str(tmp_path), "numbers"))

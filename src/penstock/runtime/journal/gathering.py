@@ -38,6 +38,8 @@ class Gathered:
         self._rows_before: dict[str, int] = {}
         self._counted_micros = driver.started_at_micros
         """When those rows were counted."""
+        self._keys: tuple[KeySample, ...] = ()
+        """The last samples: they stay until there are others, so that the newest event has them."""
         self._failures: dict[tuple[str, str], FailureSeen] = {}
         """They are told by every event for a while, so that the newest one has them."""
         self.status: JobStatus | None = None
@@ -48,7 +50,6 @@ class Gathered:
         self._sums = EpochSums()
         self._phases: Counter[EpochPhase] = Counter()
         self._rows_by_subtask: dict[str, list[int]] = {}
-        self._keys: tuple[KeySample, ...] = ()
         self._samples: dict[tuple[str, str], tuple[str, ...]] = {}
         self._answers: list[Answer] = []
 
