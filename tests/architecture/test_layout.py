@@ -12,6 +12,7 @@ FEWEST_LINES = 100
 """In the source tree: a file does one whole job."""
 SMALL = {
     "src/penstock/__main__.py": "what `python -m penstock` runs has this name in Python",
+    "src/penstock/cli/app.py": "the table of contents of the program",
     "src/penstock/core/versions.py": "it must import nothing: it answers where all else is broken",
 }
 """Files of the source tree that are whole jobs although they are small, and why."""

@@ -27,9 +27,8 @@ from penstock.cli.terminal import (
 )
 from penstock.core.batch import to_rows
 from penstock.errors import ErrorCode, UserError
-from penstock.inspect.changes import diff_rows
 from penstock.inspect.querying import DEFAULT_MEMORY, DEFAULT_SECONDS, query_tables
-from penstock.inspect.state import OpenState, StateTable, open_state
+from penstock.inspect.state import OpenState, StateTable, diff_rows, open_state
 
 state_app = typer.Typer(no_args_is_help=True, help="Look at the state of a job, as data.")
 

@@ -1,7 +1,8 @@
 """Queries of a user over state, by DuckDB, which can reach nothing but the tables it is given.
 
 No file, folder, network, extension, environment or Python variable is in reach, memory and time
-are limited, and the settings are locked before the user's text is run.
+are limited, and the settings are locked before the user's text is run. Nothing is kept between
+two queries: each has a database of its own, in memory.
 """
 
 import threading

@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.inspect.changes import diff_rows
+from penstock.inspect.state import diff_rows
 
 _COLUMNS: dict[str, pa.DataType] = {"key": pa.string(), "n": pa.int64()}
 SCHEMA = pa.schema(_COLUMNS)
