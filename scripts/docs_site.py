@@ -44,6 +44,7 @@ SECTIONS = {
     "operators": "Operators and sources",
     "runtime": "Jobs",
     "state": "State",
+    "inspect": "State",
     "console": "Programs",
     "graph": "Outputs of steps",
     "core": "Schemas, time and signals",
