@@ -1,6 +1,8 @@
 """Jobs that write a row per epoch to a Delta table, restored back and forth by tests."""
 
+import json
 from collections.abc import Collection
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,15 @@ class Steps:
         self.table().vacuum(
             retention_hours=0, enforce_retention_duration=False, dry_run=False
         )
+
+    def go_back(self, number: int, *, by_time: bool = False) -> None:
+        """Make the table as of a version. If it is told by its time, the log does not name it."""
+        if not by_time:
+            self.table().restore(number)
+            return
+        entry = (self.folder / entry_path(number)).read_text()
+        told = json.loads(entry.splitlines()[0])["commitInfo"]["timestamp"]
+        self.table().restore(datetime.fromtimestamp(told / 1_000, UTC))
 
     def clean_up(self, number: int) -> None:
         """Remove the log entries before a version, as the log's retention does."""

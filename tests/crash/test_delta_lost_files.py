@@ -5,17 +5,14 @@ did      0   1   2   3   4                  takes out      removes files        
                                             2-4, writes 2  of 3-5 for good               bring them
 """
 
-import json
 import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from penstock.connectors.delta.log import entry_path
 from penstock.errors import ErrorCode, StateError
 from tests.builders.delta_walk import Steps
 
@@ -196,28 +193,17 @@ def test_a_table_that_went_back_and_on_again_is_undone_from_there(
 # ---- tables that went back, and jobs that do not stay there
 
 
-def by_version(table: DeltaTable, number: int) -> None:
-    table.restore(number)
-
-
-def by_time(table: DeltaTable, number: int) -> None:
-    """Go back as of an instant: the log does not tell to which version."""
-    entry = Path(table.table_uri.removeprefix("file://")) / entry_path(number)
-    told = json.loads(entry.read_text().splitlines()[0])["commitInfo"]["timestamp"]
-    table.restore(datetime.fromtimestamp(told / 1_000, UTC))
-
-
-@pytest.mark.parametrize("went_back", [by_version, by_time])
+@pytest.mark.parametrize("by_time", [False, True], ids=["by version", "by time"])
 def test_epochs_that_the_table_went_back_behind_are_not_gone_on_from_without_their_rows(
     tmp_path: Path,
-    went_back: Callable[[DeltaTable, int], None],
     caplog: pytest.LogCaptureFixture,
     *,
+    by_time: bool,
     merges: bool,
 ) -> None:
     steps = Steps(tmp_path / "table", merges=merges)
     steps.run(epochs=4)
-    went_back(steps.table(), 2)
+    steps.go_back(2, by_time=by_time)
     steps.run(2)
     assert steps.rows() == [0, 1, 2]
     message = refuse(steps, 4)
@@ -255,6 +241,47 @@ def test_rows_that_were_taken_away_on_purpose_stay_away_after_later_restores(
     assert steps.rows() == [0, 1, 4, 5, 6]
     steps.run(6, epochs=2)
     assert steps.rows() == [0, 1, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("restore", [5, 3])
+def test_rows_that_came_back_after_a_table_went_back_too_far_are_there_once(
+    tmp_path: Path, restore: int, caplog: pytest.LogCaptureFixture, *, merges: bool
+) -> None:
+    steps = Steps(tmp_path / "table", merges=merges)
+    steps.run(epochs=6)
+    steps.go_back(2)
+    steps.go_back(5, by_time=True)
+    steps.run(restore)
+    assert steps.rows() == list(range(restore + 1))
+    assert WARNING not in caplog.text
+
+
+def test_an_epoch_that_was_compacted_before_the_table_went_back_behind_it_is_missed(
+    tmp_path: Path,
+) -> None:
+    steps = Steps(tmp_path / "table")
+    steps.run(epochs=6)
+    steps.table().optimize.compact()
+    steps.go_back(4, by_time=True)
+    message = refuse(steps)
+    assert "rows of epoch(s) 5 are" in message
+    assert "a RESTORE of the table took them out" in message
+    steps.run(4)
+    assert steps.rows() == list(range(5))
+
+
+def test_an_epoch_is_there_if_the_table_went_back_to_its_compaction(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = Steps(tmp_path / "table")
+    steps.run(epochs=5)
+    steps.table().optimize.compact()
+    steps.run()
+    steps.go_back(5, by_time=True)
+    steps.go_back(6, by_time=True)
+    steps.run(5)
+    assert steps.rows() == list(range(6))
+    assert WARNING not in caplog.text
 
 
 # ---- tables whose log was cleaned up

@@ -217,9 +217,6 @@ def test_versions_that_the_table_went_back_behind_count_for_nothing() -> None:
     log = TableLog(MemoryStore(store))
     assert numbers_of(log, 5, (2, 6)) == [5, 1]
     assert numbers_of(log, 4, (2, 6)) == [1]
-    for told in (None, {"timestamp": "x"}, {"version": None}, {"version": 9}, "text"):
-        info = CommitInfo("RESTORE", operation_parameters=told)
-        assert Version(4, info=info).goes_back_to is None
 
 
 def test_marks_without_it_are_read_and_written_as_before() -> None:

@@ -131,15 +131,6 @@ class Version(msgspec.Struct, frozen=True):
     info: CommitInfo = CommitInfo()
 
     @property
-    def goes_back_to(self) -> int | None:
-        """The older version that this one made the newest again; None if it did not, or is unknown."""
-        told = self.info.operation_parameters
-        if self.info.operation != RESTORE or not isinstance(told, dict):
-            return None
-        text = str(told.get("version"))
-        return int(text) if text.isdecimal() and int(text) < self.number else None
-
-    @property
     def new_files(self) -> tuple[AddedFile, ...]:
         """The files whose rows were not there before."""
         return tuple(file for file in self.added if file.data_change)

@@ -8,8 +8,10 @@ checkpoint of the log covers, and `_last_checkpoint` names the last one.
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from penstock.connectors.delta.actions import MERGE, RESTORE, Version, decode_version
+from penstock.connectors.delta.going_back import find_target, is_taken_out
 from penstock.connectors.delta.marks import Began, Lives, Mark
 from penstock.connectors.files.committed import EpochRange
 from penstock.errors import ErrorCode, UserError
@@ -27,7 +29,7 @@ class Abandoned:
     others: Sequence[Version] = ()
     """Those between and after them, the newest first."""
     is_whole: bool = True
-    """Whether the log reaches back far enough to tell all of them."""
+    """Whether the log reaches back far enough to tell all of them, and what was lost."""
     lost: Sequence[Version] = ()
     """Versions of the sink that are to stay, and are not in the table: it went back behind them."""
 
@@ -77,27 +79,31 @@ class TableLog:
         is read backwards from a version, up to the first one of an earlier epoch of the sink. Where
         an entry was cleaned up before that, some may be missing. Where the table went back to an
         older version, all between the two count for nothing; epochs among them that were not
-        abandoned are lost.
+        abandoned are lost. Where it cannot be told to which one it went, some may be missing, too.
         """
+        entry = cache(
+            self.read
+        )  # a version that went back is compared with those before it
         lives = Lives(app, began, [*earlier, epochs])
         read: list[Version] = []
         lost: list[Version] = []
-        number, is_whole = newest + 1, True
+        number, is_whole, is_certain = newest + 1, True, True
         while number > 0:
             number -= 1
-            version = self.read(number)
+            version = entry(number)
             if version is None:
                 is_whole = False
                 break
-            back_to = version.goes_back_to
+            back_to = find_target(version, map(entry, range(number - 1, -1, -1)))
             if back_to is not None:
-                skipped = (self.read(each) for each in range(number - 1, back_to, -1))
+                skipped = map(entry, range(number - 1, back_to, -1))
                 lost += _find_kept(skipped, lives, epochs)
                 number = back_to + 1
                 continue
+            is_certain &= version.info.operation != RESTORE
             mark = version.info.penstock
             if mark is not None and lives.come_after(mark, epochs):
-                if _went_behind(version, read):
+                if is_taken_out(version, read):
                     lost += _find_kept([version], lives, epochs)
                 break
             read.append(version)
@@ -110,7 +116,7 @@ class TableLog:
         undone = {version.number for version in own}
         others = [version for version in read if version.number not in undone]
         is_whole = is_whole or (bool(own) and _is_first(own[-1], epochs[0]))
-        return Abandoned(own, others, is_whole, lost)
+        return Abandoned(own, others, is_whole and is_certain, lost)
 
     def _read_checkpointed(self) -> int:
         """Return the version of the last checkpoint of the log; -1 if there is none."""
@@ -139,24 +145,6 @@ def _find_kept(
         and not lives.is_abandoned(mark.belongs_to)
         and (version.new_files or version.lost_files)
     ]
-
-
-def _went_behind(version: Version, later: Iterable[Version]) -> bool:
-    """Return whether the table went back to before a version; to which one may be unknown.
-
-    Of the `later` versions, the newest first, the last that went back behind it or to it decides.
-    """
-    added = {file.path for file in version.new_files}
-    removed = {file.path for file in version.lost_files}
-    for each in later:
-        if each.info.operation == RESTORE:
-            back = {file.path for file in each.added}
-            gone = {file.path for file in each.removed}
-            if added & gone or removed & back:
-                return True
-            if added & back or removed & gone:
-                return False
-    return False
 
 
 def _is_first(version: Version, epoch: int) -> bool:
