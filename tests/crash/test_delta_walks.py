@@ -1,8 +1,8 @@
 """Any walk of a job and its Delta table: after each move the table is that of the newest epoch.
 
 A job goes on, its sink is added and renamed, epochs are restored by the program that fits to them or
-by one whose sink begins anew, a driver that was thought dead commits late, the table goes back to an older
-version, is vacuumed, and its log is cleaned up. Where rows can be neither taken out nor put back, the
+by one whose sink begins anew, a driver that was thought dead commits late, the table goes back to older
+versions and forth again, is compacted and vacuumed, and its log is cleaned up. Where rows can be neither taken out nor put back, the
 job must say so: it warns, or refuses the epoch and changes nothing.
 """
 
@@ -47,6 +47,7 @@ class Walk:
         self.steps = Steps(folder, merges=merges)
         self.epochs = {0: Known(0)}
         self.newest = 0
+        self.is_log_whole = True
 
     @property
     def now(self) -> Known:
@@ -113,6 +114,7 @@ def move(walk: Walk, data: st.DataObject, moves: Sequence[str]) -> None:
         walk.steps.vacuum()
     elif kind == "clean up" and walk.has_table():
         newest = walk.steps.table().version()
+        walk.is_log_whole = False
         walk.steps.clean_up(data.draw(st.integers(max(newest - 3, 0), newest)))
     else:
         epoch = data.draw(st.sampled_from([e for e in walk.epochs if e > 0]))
@@ -124,18 +126,43 @@ def move(walk: Walk, data: st.DataObject, moves: Sequence[str]) -> None:
         if kind == "restore late":
             restore_while_another_commits(walk, name, epoch)
             return
-        version = walk.epochs[epoch].version
-        if kind == "restore both" and version is not None:
-            go_back(walk, version)
-        walk.run(name, restore=epoch)
+        is_held = kind == "restore both" and move_table(walk, data, epoch)
+        try:
+            walk.run(name, restore=epoch)
+        except StateError:
+            assert not is_held or not walk.is_log_whole, (
+                "the table has all rows of the epoch"
+            )
+            raise
 
 
-def go_back(walk: Walk, version: int) -> None:
-    """Let the table be as of a version, if that can still be read."""
+def move_table(walk: Walk, data: st.DataObject, epoch: int) -> bool:
+    """Let the table go back and forth; return whether it certainly holds an epoch at last."""
+    versions = [
+        known.version for known in walk.epochs.values() if known.version is not None
+    ]
+    # From its newest epoch a job goes on with the table as it is: it was changed on purpose.
+    if not versions or epoch == walk.last_epoch:
+        return False
+    for kind in data.draw(st.lists(st.sampled_from(["compact", "go", "go"]), max_size=3)):
+        if kind == "compact":
+            walk.steps.table().optimize.compact()
+        else:
+            go_back(walk, data, data.draw(st.sampled_from(versions)))
+    wanted = walk.epochs[epoch]
+    if wanted.version is None or not data.draw(st.booleans()):
+        return False
+    # Of two versions within a millisecond a time tells the newer one.
+    return go_back(walk, data, wanted.version) and walk.rows() == list(wanted.rows)
+
+
+def go_back(walk: Walk, data: st.DataObject, version: int) -> bool:
+    """Let the table be as of a version; return whether that can still be read."""
     try:
-        walk.steps.table().restore(version)
+        walk.steps.go_back(version, by_time=data.draw(st.booleans()))
     except Exception:  # noqa: BLE001 (the client's; files or entries of it are gone)
-        return
+        return False
+    return True
 
 
 def restore_while_another_commits(walk: Walk, name: str | None, epoch: int) -> None:
@@ -208,14 +235,44 @@ def test_whatever_is_done_to_the_table_no_row_is_lost_or_doubled_silently(
         walk.run(data.draw(st.sampled_from([None, "out"])))
         walk.check()
         for _ in range(data.draw(st.integers(2, 10))):
-            if walk.now.read >= ROUNDS - 2:
+            if not is_gone_on_from(walk, data, HARD, caplog):
                 return
-            try:
-                move(walk, data, HARD)
-            except StateError as error:
-                if error.code is not ErrorCode.NOT_RESTORABLE:
-                    raise
-                return
-            if "stay in the Delta table" in caplog.text:
-                return
+
+
+def is_gone_on_from(
+    walk: Walk, data: st.DataObject, moves: Sequence[str], caplog: pytest.LogCaptureFixture
+) -> bool:
+    """Make a move, and check the table, unless the job says that it cannot be right."""
+    if walk.now.read >= ROUNDS - 2:
+        return False
+    try:
+        move(walk, data, moves)
+    except StateError as error:
+        if error.code is not ErrorCode.NOT_RESTORABLE:
+            raise
+        return False
+    if "stay in the Delta table" in caplog.text:
+        return False
+    walk.check()
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("merges", [False, True], ids=["append", "merge"])
+@settings(
+    max_examples=by_profile(default=3, ci=8, nightly=300),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_wherever_the_table_went_the_rows_of_an_epoch_are_there_once_or_missed(
+    caplog: pytest.LogCaptureFixture, data: st.DataObject, *, merges: bool
+) -> None:
+    caplog.clear()
+    with TemporaryDirectory() as folder:
+        walk = Walk(Path(folder) / "table", merges=merges)
+        for _ in range(4):
+            walk.run("out")
             walk.check()
+        for _ in range(data.draw(st.integers(1, 4))):
+            if not is_gone_on_from(walk, data, ("go on", *["restore both"] * 3), caplog):
+                return
