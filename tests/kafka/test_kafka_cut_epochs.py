@@ -10,7 +10,7 @@ from typing_extensions import override
 
 import penstock as pen
 from penstock.catalog import default_registry
-from penstock.connectors.kafka import reading
+from penstock.connectors.kafka import fetched, reading
 from penstock.connectors.kafka.source import KafkaSource, KafkaSourceConfig
 from penstock.core.clock import ManualClock
 from penstock.graph.logical import OperatorSpec
@@ -87,7 +87,7 @@ class UnevenSource(KafkaSource):
     @override
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
         self._patch.setattr(reading, "MESSAGES_PER_CALL", self._dice.choice([2, 3]))
-        self._patch.setattr(reading, "RECORDS_PER_PIECE", self._dice.choice([2, 5, 9]))
+        self._patch.setattr(fetched, "RECORDS_PER_PIECE", self._dice.choice([2, 5, 9]))
         if self._clock is not None:
             self._clock.dice = self._dice
         try:

@@ -87,8 +87,8 @@ def test_a_driver_that_wakes_up_after_its_successor_published_changes_nothing(
     assert "generation 1 of job 'counting' was replaced" in told["message"]
     after = files_of(job)
     assert {name: after.get(name) for name in before} == before
-    # What it may leave are objects of its own generation, which nothing refers to.
-    own = "checkpoints/counting/generations/1/"
+    # What it may leave are objects of its own generation, which nothing refers to, and its events.
+    own = ("checkpoints/counting/generations/1/", "checkpoints/counting/events/0000000001/")
     assert [name for name in after if name not in before and not name.startswith(own)] == []
     finish(job)
 

@@ -131,7 +131,7 @@ class JobDriver:
         try:
             return self._run_to_end()
         finally:
-            self._listeners.tell("on_end")
+            self._listeners.end()
 
     def _run_to_end(self) -> JobStatus:
         action: Action

@@ -78,6 +78,15 @@ class Listeners:
         """Add one; it hears of what happens from now on."""
         self._listeners.append(listener)
 
+    def end(self) -> None:
+        """Tell all of them that the run is over, and let go of them.
+
+        A listener may hold the driver. Nothing of a run must outlive it in such a circle: a session
+        of Spark Connect that is only found at the exit of the program keeps it from ending.
+        """
+        self.tell("on_end")
+        self._listeners.clear()
+
     def tell(self, hook: str, *arguments: Any, **named: Any) -> None:
         """Call a hook of every listener; log the first exception of each, with its traceback."""
         for listener in self._listeners:

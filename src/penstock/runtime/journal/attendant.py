@@ -138,6 +138,7 @@ class Attendant(JobListener):
         self._guarded(lambda: self._writer.write_due(is_last=True))
         # Even if nobody could be told: a stop must not be honoured by the next start.
         self._guarded(self._desk.delete_done)
+        self._desk.close()
 
     def _look(self) -> None:
         now, status = self._clock.now_micros(), self._gathered.status

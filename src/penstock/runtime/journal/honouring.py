@@ -110,6 +110,10 @@ class Desk:
             withdraw(self._environment.store, self._environment.graph.job, self._done[0])
             self._done.pop(0)
 
+    def close(self) -> None:
+        """Let go of whom it tells: the two must not keep each other, and with them the driver."""
+        self._tell = _tell_nobody
+
     def _take_in(self, request: Request, claim: ClaimRecord) -> None:
         _log.info("request %s: %s, by %s", request.id, request.action, request.asked_by)
         match request.action:
@@ -184,6 +188,10 @@ class Desk:
     def _answer(self, request: str, action: str, *, is_done: bool, message: str) -> None:
         self._tell(Answer(request, str(action), is_done, message))
         self._done.append(request)
+
+
+def _tell_nobody(answer: Answer) -> None:
+    _log.warning("request %s was answered after its job had ended", answer.request)
 
 
 def _is_for_ended(request: Request | Unusable) -> bool:

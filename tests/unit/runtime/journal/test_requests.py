@@ -1,7 +1,9 @@
 """Requests are honoured once, by the driver that owns the job, or wait for the next one."""
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,10 +13,13 @@ import polars as pl
 import pytest
 
 import penstock as pen
+from penstock.api.in_process import run_in_process
 from penstock.core.clock import SystemClock
 from penstock.core.ids import JobId
 from penstock.errors import FencedError, UserCodeError, UserError
 from penstock.runtime.driver.decide import JobPhase
+from penstock.runtime.driver.driver import JobDriver
+from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.journal.events import Answer, Event
 from penstock.runtime.journal.reading import events_since, find_answer, newest_event
 from penstock.runtime.journal.requests import (
@@ -268,3 +273,19 @@ def test_a_run_to_the_end_of_data_leaves_few_events(tmp_path: Path) -> None:
     assert phases_of(events)[-1] == "finished"
     assert 1 <= len(events) <= 4
     assert sum(event.epochs.rows_read for event in events) == 1_000
+
+
+def test_nothing_of_a_run_outlives_it(tmp_path: Path) -> None:
+    drivers: list[weakref.ref[JobDriver]] = []
+    pipeline = pen.Pipeline("counts")
+    pipeline.read("numbers", pen.impulse(count=10)).write("out", pen.blackhole())
+    options = RunOptions(
+        checkpoint=str(tmp_path),
+        on_driver=lambda driver: drivers.append(weakref.ref(driver)),
+    )
+    gc.disable()
+    try:
+        run_in_process(pipeline.graph(), pipeline.registry, options)
+        assert drivers[0]() is None, "a circle keeps it, and with it a session of Spark"
+    finally:
+        gc.enable()
