@@ -18,7 +18,7 @@ def by_profile(default: T, ci: T, nightly: T) -> T:
 
 takes_long = pytest.mark.skipif(
     bool(by_profile(default=1, ci=0, nightly=0)),
-    reason="takes long, mostly for JVMs of its own: CI runs it, as does `CI=true make test`",
+    reason="takes long, mostly for processes of its own: CI runs it, as does `CI=true make test`",
 )
 """For a test that a developer's run leaves to CI."""
 

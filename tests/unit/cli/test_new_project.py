@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 
 from penstock.cli.app import app
 from penstock.cli.programs import load_pipeline
+from tests.builders.profile import takes_long
 
 
 def init(name: str) -> Result:
@@ -38,6 +39,7 @@ def test_its_job_runs_and_ends_by_itself(
     assert '"user": "ada", "total": 12' in capfd.readouterr().out
 
 
+@takes_long
 @pytest.mark.slow
 def test_its_tests_pass_and_commands_find_its_checkpoints(project: Path) -> None:
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.cli.app import app
 from tests.architecture.project import ROOT
+from tests.builders.profile import takes_long
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
@@ -19,6 +20,7 @@ EXPECTED = {"penstock doctor": {0}}
 """Exit codes of commands that may say no."""
 
 
+@takes_long
 @pytest.mark.slow
 def test_the_commands_of_the_runbook_work_one_after_the_other(tmp_path: Path) -> None:
     folder, program = tmp_path, [sys.executable, "-m", "penstock"]
