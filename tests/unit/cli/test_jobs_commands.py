@@ -1,8 +1,6 @@
 """The commands about running jobs: what they print, their exit codes, and that they wait."""
 
 import json
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,11 @@ from typer.testing import CliRunner, Result
 import penstock as pen
 from penstock.cli.app import app
 from penstock.cli.terminal import EXIT_NOT_DONE
+from penstock.core.clock import SystemClock
+from penstock.core.ids import JobId
+from penstock.runtime.journal.reading import find_answer
+from penstock.runtime.journal.requests import ask, new_request
+from penstock.state.storage.urls import to_store
 
 
 def run(*arguments: str) -> Result:
@@ -114,17 +117,11 @@ def test_a_pipe_gets_no_colour_and_whole_lines(url: str) -> None:
 def test_requests_of_two_people_are_both_answered(tmp_path: Path) -> None:
     pipeline = pen.Pipeline("endless")
     pipeline.read("in", pen.impulse(rate=500)).write("out", pen.blackhole())
-    results: list[Result] = []
+    store, job = to_store(str(tmp_path)), JobId("endless")
+    other = new_request("stop", now_micros=SystemClock().now_micros())
     with pipeline.start_in_process(str(tmp_path)):
-        time.sleep(0.5)
-        threads = [
-            threading.Thread(
-                target=lambda: results.append(run("stop", "endless", "-c", str(tmp_path)))
-            )
-            for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert [result.exit_code for result in results] == [0, 0]
+        ask(store, job, other)
+        assert run("stop", "endless", "-c", str(tmp_path)).exit_code == 0
+    answer = find_answer(store, job, other.id, since_micros=other.created_at_micros)
+    assert answer is not None
+    assert answer.is_done
