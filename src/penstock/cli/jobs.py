@@ -27,6 +27,7 @@ from penstock.runtime.driver.decide import StopMode
 from penstock.runtime.journal.events import Event
 from penstock.runtime.journal.reading import await_answer, events_since
 from penstock.runtime.journal.requests import ask, new_request, withdraw
+from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.storage.urls import to_store
 
 
@@ -47,6 +48,8 @@ def jobs(
         show_table(_TITLES, rows, empty=f"there are no jobs in {url}")
 
 
+_LOOK_MICROS = 2_000_000
+"""How often it is looked whether the job still runs."""
 _TITLES = ("job", "health", "epoch", "last sign", "problem")
 
 
@@ -132,15 +135,21 @@ def request(
             asked_by=f"{getpass.getuser()} on {platform.node()}",
         )
         ask(store, of, asked)
-        until = now + to_micros(wait, "wait")
-        answer = await_answer(store, of, asked, clock, until_micros=until, sleep=time.sleep)
+        until, answer, runs = now + to_micros(wait, "wait"), None, True
+        while answer is None and runs and clock.now_micros() < until:
+            # It is looked before the answer: a driver answers, then leaves.
+            runs = JobCheckpoints(store, of).running() is not None
+            soon = min(until, clock.now_micros() + _LOOK_MICROS) if runs else 0
+            answer = await_answer(
+                store, of, asked, clock, until_micros=soon, sleep=time.sleep
+            )
         if answer is None:
             withdraw(store, of, asked.id)
-            say(
-                f"no driver of job {job!r} has answered within {wait}, so the request was "
-                f"withdrawn: see `penstock status {job}`"
-            )
-            raise typer.Exit(EXIT_NOT_DONE)
+            why = f"no driver of job {job!r} has answered within {wait}"
+            if not runs:
+                why = f"job {job!r} does not run"
+            say(f"{why}, so the request was withdrawn: see `penstock status {job}`")
+            raise typer.Exit(0 if action == "stop" and not runs else EXIT_NOT_DONE)
         typer.echo(answer.message)
         if not answer.is_done:
             raise typer.Exit(EXIT_NOT_DONE)
