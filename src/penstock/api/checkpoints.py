@@ -35,7 +35,6 @@ from penstock.state.checkpoints import (
 from penstock.state.protocol.collection import CollectionDone, SweepDone
 from penstock.state.protocol.records import (
     CheckpointRef,
-    ClaimRecord,
     Fenced,
     Pin,
     PinKind,
@@ -83,7 +82,7 @@ class Checkpoints:
 
     def list(self) -> EpochList:
         """Return every epoch that is kept, newest first."""
-        self._require_job()
+        self._job.require_claim()
         pins = self._job.pins()
         cache: dict[str, Metadata] = {}
         found: list[tuple[EpochStatus, StoredState]] = []
@@ -102,7 +101,7 @@ class Checkpoints:
 
     def savepoints(self) -> tuple[Savepoint, ...]:
         """Return every name under which an epoch is kept, with those of branches and restores."""
-        self._require_job()
+        self._job.require_claim()
         return tuple(map(_to_savepoint, self._job.pins()))
 
     def pin(self, name: str, epoch: int | str | None = None) -> Savepoint:
@@ -119,7 +118,7 @@ class Checkpoints:
         What a branch or a restore under way needs is refused, unless `force` says that there is
         no such job any more.
         """
-        self._require_job()
+        self._job.require_claim()
         pins = {str(pin.name): pin for pin in self._job.pins()}
         held = pins.get(name)
         if held is None:
@@ -192,7 +191,7 @@ class Checkpoints:
         """
         rule = Retention() if keep is None else to_retention(keep)
         while True:
-            claim = self._require_job()
+            claim = self._job.require_claim()
             done = self._job.collect(
                 claim,
                 keep_epochs=rule.epochs or current().keep_epochs,
@@ -213,7 +212,7 @@ class Checkpoints:
         """Return the epochs that `collect` would give up now, oldest first. Changes nothing."""
         rule = Retention() if keep is None else to_retention(keep)
         going = self._job.plan_collection(
-            self._require_job(),
+            self._job.require_claim(),
             keep_epochs=rule.epochs or current().keep_epochs,
             keep_micros=rule.age_micros,
         )
@@ -255,22 +254,11 @@ class Checkpoints:
             return None
         return StoredState.of(parts)
 
-    def _require_job(self) -> ClaimRecord:
-        claim = self._job.newest_claim()
-        if claim is None:
-            raise StateError(
-                f"there is no job {self._job.job!r} in {self._job.store.url}; check the job's "
-                "name and the checkpoint URL",
-                code=ErrorCode.NOT_RESTORABLE,
-                job=str(self._job.job),
-            )
-        return claim
-
     def _find(self, epoch: int | str | None) -> CheckpointRef:
         """Return the checkpoint to read; the newest may be one whose sinks still commit."""
         if epoch is not None:
             return self._job.plan_restore(self._named(epoch)).ref
-        self._require_job()
+        self._job.require_claim()
         newest = self._job.newest()
         if newest is None:
             raise self._no_epoch()
@@ -278,7 +266,7 @@ class Checkpoints:
 
     def _named(self, epoch: int | str | None) -> Epochs:
         """Return the epoch that a user names; for None the newest that is committed."""
-        self._require_job()
+        self._job.require_claim()
         if isinstance(epoch, str):
             return Epochs(savepoint=SavepointName(epoch))
         if epoch is not None:

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.figures import show_count, show_fields, show_instant, show_seconds
 from penstock.core.ids import JobId
-from penstock.errors import ErrorCode, PenstockError, StateError, UserError
+from penstock.errors import PenstockError, UserError
 from penstock.runtime.driver.decide import JobPhase, JobStatus, OperatorStatus
 from penstock.runtime.driver.progress import EpochPhase
 from penstock.runtime.journal.events import Event
@@ -181,14 +181,7 @@ def find_jobs(store: ObjectStore) -> Iterator[JobId]:
 def read_report(store: ObjectStore, job: JobId, clock: Clock) -> JobReport:
     """Return how a job of a store is."""
     checkpoints = JobCheckpoints(store, job, clock)
-    claim = checkpoints.newest_claim()
-    if claim is None:
-        raise StateError(
-            f"there is no job {job!r} in {store.url}; check the job's name and the checkpoint "
-            "URL",
-            code=ErrorCode.NOT_RESTORABLE,
-            job=str(job),
-        )
+    claim = checkpoints.require_claim()
     problems: list[str] = []
     event: Event | None = None
     try:

@@ -76,13 +76,7 @@ def open_state(
     [{'user': 'ada'}]
     """
     checkpoints = JobCheckpoints(to_store(url, **store_options), JobId(job))
-    if checkpoints.newest_claim() is None:
-        raise StateError(
-            f"there is no job {job!r} in {checkpoints.store.url}; check the job's name and the "
-            "checkpoint URL",
-            code=ErrorCode.NOT_RESTORABLE,
-            job=job,
-        )
+    checkpoints.require_claim()
     return OpenState(checkpoints, _find_manifest(checkpoints, epoch))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.core.figures import show_bytes, show_count
 from penstock.core.ids import JobId, checksum_of
-from penstock.errors import ErrorCode, PenstockError, StateError
+from penstock.errors import PenstockError
 from penstock.state.checkpoints import JobCheckpoints, ParquetBackend
 from penstock.state.protocol.paths import epochs_folder, number_of
 from penstock.state.protocol.reading import (
@@ -73,13 +73,7 @@ def verify_job(url: StorePlace, job: str, **store_options: Any) -> Verified:
     True
     """
     checkpoints = JobCheckpoints(to_store(url, **store_options), JobId(job))
-    if checkpoints.newest_claim() is None:
-        raise StateError(
-            f"there is no job {job!r} in {checkpoints.store.url}; check the job's name and the "
-            "checkpoint URL",
-            code=ErrorCode.NOT_RESTORABLE,
-            job=job,
-        )
+    checkpoints.require_claim()
     return _Verification(checkpoints).run()
 
 

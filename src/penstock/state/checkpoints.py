@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from penstock.core.clock import Clock, SystemClock, new_token
 from penstock.core.ids import JobId, OperatorId, SavepointName, Token, checksum_of
-from penstock.errors import CorruptStateError, ErrorCode, InternalError
+from penstock.errors import CorruptStateError, ErrorCode, InternalError, StateError
 from penstock.state.proto.state_pb2 import (
     KEYED_TABLE,
     TIME_KEYED_TABLE,
@@ -176,6 +176,18 @@ class JobCheckpoints:
     def newest_claim(self) -> ClaimRecord | None:
         """Read the newest claim; None for a job that does not exist."""
         return self._run(read_newest_claim(self.job))
+
+    def require_claim(self) -> ClaimRecord:
+        """Read the newest claim; a job that does not exist is an error."""
+        claim = self.newest_claim()
+        if claim is None:
+            raise StateError(
+                f"there is no job {self.job!r} in {self.store.url}; check the job's name and the "
+                "checkpoint URL",
+                code=ErrorCode.NOT_RESTORABLE,
+                job=str(self.job),
+            )
+        return claim
 
     def leave(self, claim: ClaimRecord) -> None:
         """Note that the driver of a claim has ended."""
